@@ -1,0 +1,34 @@
+"""SPEAR: shows, exactly and provably, what a federated-learning update gives away."""
+
+from spear.certificate import Proof
+from spear.directions import Progress
+from spear.errors import (
+    InvalidOption,
+    InvalidUpdate,
+    MissingExtra,
+    NoAttackableLayer,
+    NotExact,
+    SpearError,
+)
+from spear.inversion import Inversion, Outcome, invert
+from spear.sampling import SamplingFinder
+from spear.update import LayerUpdate, observe
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "InvalidOption",
+    "InvalidUpdate",
+    "Inversion",
+    "LayerUpdate",
+    "MissingExtra",
+    "NoAttackableLayer",
+    "NotExact",
+    "Outcome",
+    "Progress",
+    "Proof",
+    "SamplingFinder",
+    "SpearError",
+    "invert",
+    "observe",
+]

@@ -1,0 +1,340 @@
+"""Candidate directions: columns of Q up to scale, and the zeros they induce.
+
+Every finder yields growing pools of these; see `Finder` for the whole protocol.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from spear.factors import UNDECIDED, Factors, Side
+
+# A kernel of b-1 rows amplifies the update's noise by the condition of the submatrix: before it is
+# rounded, entries up to this many zero levels may be zeros. Rounding throws out what is not.
+_LOOSE = 30.0
+_LOOSE_NOISY = 2.0  # kernels of larger submatrices hold the noise down, and there is less room
+_PASSES = 8  # rounding passes; true directions settle in two to four
+# A row this far above the median zero is no zero (4.7 standard deviations of Gaussian noise).
+_OUTLIER = 7.0
+# Directions closer than this (1 - |cos|) are one: float32 kernels of one direction agree to 1e-4.
+_SAME = 1e-4
+# A row that alone holds a direction has leverage 1, noise takes a little off; a sample's zero rows
+# share the load (about b / zeros each).
+_FREE = 1e-3
+_FLAT = 1e12  # an inverse Gram matrix this large leaves a second direction free
+_RESERVE = 4  # directions kept in reserve, per sample
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """A pool of c candidate directions on one side of the update.
+
+    Column j of `vectors` spans the kernel of the rows `zeros[:, j]` of the side's basis, to the
+    update's noise level.
+    """
+
+    side: Side
+    vectors: Tensor  # (b, c) of unit length
+    zeros: Tensor  # (rows, c) bool
+    firm: Tensor  # (c,) bool: determined even without any two of its zero rows
+
+    def __len__(self) -> int:
+        return self.vectors.shape[1]
+
+    def pick(self, chosen: list[int]) -> Directions:
+        return Directions(
+            self.side, self.vectors[:, chosen], self.zeros[:, chosen], self.firm[chosen]
+        )
+
+    @property
+    def sparsity(self) -> Tensor:
+        """Share of zeros each direction induces, silent rows counted as the paper does."""
+        return (self.zeros.sum(0) + self.side.silent) / self.side.size  # (c,)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What `on_progress` is called with, a few times a second."""
+
+    stage: str  # "factorise", "search", "judge"
+    done: int = 0  # submatrices sampled so far
+    expected: float | None = None  # how many the theory expects
+    found: int = 0  # directions in the pool
+    batch_size: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class Watch:
+    """The clock of one inversion: deadline, progress and counters."""
+
+    on_progress: Callable[[Progress], None] | None = None
+    max_seconds: float | None = None
+    started: float = field(default_factory=time.monotonic)
+    counters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def expired(self) -> bool:
+        return self.max_seconds is not None and self.seconds >= self.max_seconds
+
+    def count(self, name: str, amount: int = 1) -> int:
+        self.counters[name] = self.counters.get(name, 0) + amount
+        return self.counters[name]
+
+    def report(
+        self,
+        stage: str,
+        *,
+        done: int = 0,
+        expected: float | None = None,
+        found: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        if self.on_progress is not None:
+            self.on_progress(Progress(stage, done, expected, found, batch_size, self.seconds))
+
+
+class Finder(Protocol):
+    """Looks for directions. `invert` selects and judges after each pool it yields.
+
+    A finder ends when its budget is spent or the watch has expired. The pools it yields grow; a
+    pool on another side of the update starts anew.
+    """
+
+    def search(
+        self, factors: Factors, *, generator: torch.Generator, watch: Watch
+    ) -> Iterator[Directions]: ...
+
+    def satisfied(self, factors: Factors, match: float) -> bool:
+        """Is a sparsity match this high worth stopping at?"""
+        ...
+
+
+def round_to_kernel(side: Side, candidate: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The exact direction near a candidate: the kernel of ALL its zero rows, not of b-1 of them.
+
+    Overdetermined, so far more precise than the submatrix the candidate came from. Returns the
+    unit direction (b,) and its zero rows (rows,), or None where the candidate has no such kernel.
+    """
+    q = candidate / candidate.norm()
+    zeros = (side.basis @ q).abs() <= looseness(side) * side.zero
+    best, best_level = None, UNDECIDED * side.zero  # rounding is uneven: up to this much is seen
+    for _ in range(_PASSES):
+        kernel = _kernel(side, zeros)
+        if kernel is None:
+            return best
+        q, values, level = kernel
+        settled = values <= level
+        if not torch.equal(settled, zeros):
+            zeros = settled
+            continue
+        if level > best_level:
+            return best
+        best, best_level = (q, zeros), level
+        zeros = values <= _below_gap(values, level)  # rows above may be zeros of a sharper kernel
+        if torch.equal(settled, zeros):
+            return best
+    return best
+
+
+def _kernel(side: Side, zeros: Tensor) -> tuple[Tensor, Tensor, float] | None:
+    """The unit vector that vanishes on the rows best, |basis q|, and the level of its zeros."""
+    b = side.basis.shape[1]
+    if int(zeros.sum()) < b - 1:
+        return None
+    _, s, Vt = torch.linalg.svd(side.basis[zeros], full_matrices=True)
+    if b > 1 and float(s[b - 2]) <= side.zero:
+        return None  # more than one direction vanishes there
+    values = (side.basis @ Vt[-1]).abs()
+    median = float(values[zeros].median()) if bool(zeros.any()) else 0.0
+    return Vt[-1], values, max(side.zero, _OUTLIER * median)
+
+
+def _below_gap(values: Tensor, level: float) -> float:
+    """The value in front of the largest jump from the zero level upwards."""
+    above = values[values > level].sort().values
+    steps = torch.cat([above.new_tensor([level]), above])
+    if not len(above):
+        return level
+    return float(steps[int((steps[1:] / steps[:-1]).argmax())])
+
+
+def looseness(side: Side) -> float:
+    """How many zero levels an entry of an unrounded candidate may reach and still be a zero."""
+    return _LOOSE_NOISY if side.noisy else _LOOSE
+
+
+def redundant(side: Side, directions: Tensor, zeros: Tensor) -> Tensor:
+    """Which directions are still determined by their zeros if any one zero row is left out.
+
+    A mix of samples is zero where all of them are, and in the few more rows it was solved for: leave
+    one of these out and it is free to turn. A sample's own zeros hold it many times over. On real
+    batches this tells the two apart where sparsity does not: neurons that are off for all samples
+    make every mix look sparse. (The paper filters by sparsity alone and leaves the rest to lambda.)
+
+    Args:
+        directions: (k, b) in the white basis, of unit length.
+        zeros: (k, rows) bool.
+    """
+    answers = [torch.zeros(0, dtype=torch.bool, device=zeros.device)]
+    for q, pattern in zip(directions.split(512), zeros.split(512), strict=True):
+        inverse = _inverse_gram(side, q, pattern)
+        leverage = ((side.white @ inverse) * side.white).sum(-1)  # (k, rows)
+        held = ((leverage < 1 - _FREE) | ~pattern).all(1)
+        answers.append(held & (inverse.abs().amax((1, 2)) < _FLAT))
+    return torch.cat(answers)
+
+
+def firm(side: Side, direction: Tensor, zeros: Tensor) -> bool:
+    """Is a direction still determined by its zeros if any two zero rows are left out?
+
+    One more row than was solved for may be zero by accident, after millions of samples; two are not.
+    """
+    A = side.white[zeros]  # (zeros, b)
+    inverse = _inverse_gram(side, direction[None], zeros[None])[0]
+    P = A @ inverse @ A.T  # projection onto the span of the zero rows
+    rest = 1 - P.diagonal()
+    left = rest[:, None] * rest - P.square()  # what remains of two rows beside all the others
+    left.fill_diagonal_(1.0)
+    settled = bool((rest > _FREE).all()) and bool((left > _FREE**2).all())
+    return settled and float(inverse.abs().max()) < _FLAT
+
+
+def _inverse_gram(side: Side, directions: Tensor, zeros: Tensor) -> Tensor:
+    """Inverse Gram matrices of the zero rows (k, b, b), their kernel filled in by the direction."""
+    gram = (side.white.T * zeros[:, None].to(side.white)) @ side.white
+    inverse: Tensor = torch.linalg.inv_ex(
+        gram + directions[:, :, None] * directions[:, None, :]
+    ).inverse
+    return inverse
+
+
+class Pool:
+    """Collects directions of one side: filters by sparsity, rounds, drops duplicates.
+
+    Directions that hang on one or two rows are mostly mixes of samples. The sparsest few are kept in
+    reserve, since in a layer hardly wider than the batch a sample may have no zeros to spare.
+    """
+
+    def __init__(self, side: Side, threshold: float) -> None:
+        self.side = side
+        self.threshold = threshold
+        self._firm = _Known(side)
+        self._reserve = _Known(side, limit=_RESERVE * side.white.shape[1])
+
+    def __len__(self) -> int:
+        return len(self._firm)
+
+    @property
+    def complete(self) -> bool:
+        """Are there b independent firm directions?"""
+        return _rank(self._firm.white) == self.side.white.shape[1]
+
+    @property
+    def sufficient(self) -> bool:
+        """Are there b independent directions, counting the reserve?"""
+        white = torch.cat([self._firm.white, self._reserve.white])
+        return _rank(white) == self.side.white.shape[1]
+
+    def add(self, candidates: Tensor) -> bool:
+        """Take in candidates (k, b), given in the white basis; is there a new firm direction?"""
+        before = len(self._firm)
+        candidates = torch.nn.functional.normalize(candidates.to(self.side.white), dim=1)
+        candidates = candidates[~self._firm.holds(candidates)]
+        candidates, zeros = self._sparse(candidates)
+        promising = redundant(self.side, candidates, zeros)
+        self._take(candidates[promising])
+        if len(self._firm) < self.side.white.shape[1]:
+            count = zeros[~promising].sum(1)
+            best = count.argsort(descending=True)[:_RESERVE]
+            self._take(candidates[~promising][best[count[best] > self._reserve.fewest_zeros]])
+        return len(self._firm) > before
+
+    def snapshot(self) -> Directions:
+        known = [self._firm] if self.complete else [self._firm, self._reserve]
+        settled = [k is self._firm for k in known for _ in k.vectors]
+        return Directions(
+            self.side,
+            torch.stack([q for k in known for q in k.vectors], 1),
+            torch.stack([z for k in known for z in k.zeros], 1),
+            torch.tensor(settled, device=self.side.white.device),
+        )
+
+    def _sparse(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
+        """The candidates that pass the sparsity filter before rounding, and their zeros."""
+        q = torch.nn.functional.normalize(candidates / self.side.scales, dim=1)
+        values = (q @ self.side.basis.T).abs()  # (k, rows)
+        zeros = values <= looseness(self.side) * self.side.zero
+        keep = zeros.sum(1) + self.side.silent >= self.threshold * self.side.size
+        return candidates[keep], zeros[keep]
+
+    def _take(self, candidates: Tensor) -> None:
+        """Round one after the other, dropping those that turn out to be the same."""
+        while len(candidates):
+            same = candidates[:1]
+            rounded = round_to_kernel(self.side, same[0] / self.side.scales)
+            if rounded is not None:
+                same = torch.cat([same, self._keep(*rounded)])
+            candidates = candidates[~_parallel(candidates, same)]
+
+    def _keep(self, q: Tensor, zeros: Tensor) -> Tensor:
+        """Keep a rounded direction where it belongs, if it is sparse; returns it as (1, b), white."""
+        white = torch.nn.functional.normalize((q * self.side.scales)[None], dim=1)
+        if int(zeros.sum()) + self.side.silent >= self.threshold * self.side.size:
+            settled = firm(self.side, white[0], zeros)
+            (self._firm if settled else self._reserve).add(q, zeros, white)
+        return white
+
+
+class _Known:
+    """Rounded directions, none twice; with a limit, only the sparsest."""
+
+    def __init__(self, side: Side, limit: int | None = None) -> None:
+        self.limit = limit
+        self.vectors: list[Tensor] = []
+        self.zeros: list[Tensor] = []
+        self.white = side.white.new_zeros(0, side.white.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def fewest_zeros(self) -> int:
+        """What a newcomer has to beat: nothing as long as there is room."""
+        full = self.limit is not None and len(self) >= self.limit
+        return min(int(z.sum()) for z in self.zeros) if full else -1
+
+    def holds(self, candidates: Tensor) -> Tensor:
+        return _parallel(candidates, self.white)
+
+    def add(self, q: Tensor, zeros: Tensor, white: Tensor) -> None:
+        if bool(self.holds(white).any()):
+            return
+        if self.limit is not None and len(self) >= self.limit:
+            worst = min(range(len(self)), key=lambda j: int(self.zeros[j].sum()))
+            del self.vectors[worst], self.zeros[worst]
+            self.white = torch.cat([self.white[:worst], self.white[worst + 1 :]])
+        self.vectors.append(q)
+        self.zeros.append(zeros)
+        self.white = torch.cat([self.white, white])
+
+
+def _rank(vectors: Tensor) -> int:
+    return int(torch.linalg.matrix_rank(vectors)) if len(vectors) else 0
+
+
+def _parallel(vectors: Tensor, known: Tensor) -> Tensor:
+    """Which unit vectors (k, b) point along one of the known ones (c, b), either way."""
+    if not len(known):
+        return torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
+    return ((vectors @ known.T).abs() > 1 - _SAME).any(1)

@@ -1,0 +1,52 @@
+"""Typed errors. Each message says what was expected, what came, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from spear.inversion import Inversion
+
+
+class SpearError(Exception):
+    """Base of every error that SPEAR raises on purpose."""
+
+
+class InvalidUpdate(SpearError, ValueError):
+    """The update cannot be read: shapes, dtypes, devices, NaN, missing parts.
+
+    All problems of one update are collected and reported together.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(problems))
+
+
+class NoAttackableLayer(SpearError, ValueError):
+    """The model has no linear layer next to a ReLU whose gradient is in the update."""
+
+
+class InvalidOption(SpearError, ValueError):
+    """An option is unknown or out of its range."""
+
+
+class NotExact(SpearError):
+    """`invert(..., throw=True)` did not end in `Outcome.EXACT`; `.result` holds what was found."""
+
+    def __init__(self, result: Inversion) -> None:
+        self.result = result
+        super().__init__(f"{result.outcome.name}: {result.reason}")
+
+
+class MissingExtra(SpearError, ImportError):
+    """A part outside the core needs a package that is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"this needs {package}, which is not installed: pip install 'spear-fl[{extra}]'"
+        )
+
+
+class DataError(SpearError):
+    """A dataset is missing, incomplete or not in the expected layout."""

@@ -1,0 +1,6 @@
+"""The client's side: models and what clients send. The only place that holds private data."""
+
+from spear.federated.client import fedsgd
+from spear.federated.models import mlp
+
+__all__ = ["fedsgd", "mlp"]

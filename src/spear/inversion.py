@@ -1,0 +1,222 @@
+"""invert(): Algorithm 1 of the paper, from an update to judged inputs. The flow, no maths."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from spear.certificate import Certificate, Loss, Proof, certify
+from spear.directions import Finder, Progress, Watch
+from spear.errors import InvalidOption, NotExact
+from spear.factors import Factors, factorise
+from spear.sampling import SamplingFinder
+from spear.selection import Selection, select
+from spear.update import LayerUpdate
+
+T = TypeVar("T")
+
+FINDERS: dict[str, Callable[[], Finder]] = {"sampling": SamplingFinder}
+
+
+class Outcome(Enum):
+    """How an inversion ended."""
+
+    EXACT = "exact"  # every sample recovered and certified
+    PARTIAL = "partial"  # some samples certified
+    APPROXIMATE = "approximate"  # recovered as well as the update's noise allows
+    FAILED = "failed"  # nothing that can be vouched for
+
+
+@dataclass(frozen=True, eq=False)
+class Inversion:
+    """What an update gave away, with the evidence."""
+
+    inputs: Tensor = field(repr=False)
+    """(k, n): what was recovered, k <= batch_size."""
+    batch_size: int | None
+    """Number of distinct samples, read off the update; None where it shows no gap."""
+    certified: Tensor
+    """(k,) bool: which of them are proved, without ground truth."""
+    proof: Proof
+    outcome: Outcome
+    reason: str
+    """Why it ended so, and what to try."""
+    match: float | None
+    """The paper's sparsity matching coefficient lambda; None if no b directions were found."""
+    labels: Tensor | None
+    """(k,) int64 when a model was given, -1 where none matched."""
+    predicted_error: Tensor | None = field(repr=False)
+    """(k,) standard deviation of an input's error, from the update's noise."""
+    stats: Mapping[str, float] = field(repr=False)
+    """Seconds per stage, submatrices sampled, directions found."""
+
+
+def invert(
+    view: LayerUpdate,
+    *,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    finder: str | Finder = "sampling",
+    generator: torch.Generator | None = None,
+    max_seconds: float | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    throw: bool = False,
+) -> Inversion:
+    """Recover the inputs of a layer from its update, and prove it.
+
+    Args:
+        view: one layer as the server sees it, from `LayerUpdate` or `observe`.
+        model: the model the client was sent: adds labels and the proof by replay.
+        loss: the client's loss, `loss(outputs, targets)`; cross-entropy unless given.
+        finder: "sampling" (the paper's), or an options object such as `SamplingFinder(...)`.
+        generator: randomness; the same seed gives the same bits on the same machine.
+        max_seconds: stop after this long and return what was found. Ctrl-C does the same.
+        on_progress: called with a `Progress` as the work goes on.
+        throw: raise `NotExact` unless the outcome is EXACT.
+
+    >>> net = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 5))
+    >>> x, y = torch.randn(3, 30), torch.tensor([0, 4, 2])
+    >>> loss = nn.functional.cross_entropy(net(x), y)
+    >>> result = invert(observe(net, torch.autograd.grad(loss, list(net.parameters()))), model=net)
+    >>> result.outcome.name, result.batch_size, sorted(result.labels.tolist())
+    ('EXACT', 3, [0, 2, 4])
+    """
+    search = _finder(finder)
+    watch = Watch(on_progress, max_seconds)
+    seconds: dict[str, float] = {}
+    watch.report("factorise")
+    factors, seconds["factorise"] = _timed(lambda: factorise(view))
+    if not factors.batch_size:
+        return _finish(_nothing(factors, seconds, _no_batch(factors)), throw)
+    device = factors.left.device
+    generator = generator or torch.Generator(device).manual_seed(0)
+
+    best: Selection | None = None
+    ended = "its budget of submatrices was spent"
+    began, judging = time.monotonic(), 0.0
+    try:
+        for pool in search.search(factors, generator=generator, watch=watch):
+            chosen, spent = _timed(lambda pool=pool: select(factors, pool, watch))  # type: ignore[misc]
+            judging += spent
+            if chosen is not None and (best is None or chosen.match > best.match):
+                best = chosen
+            if best is not None and search.satisfied(factors, best.match):
+                break
+        if watch.expired:
+            ended = f"max_seconds = {max_seconds:g} had passed"
+    except KeyboardInterrupt:
+        ended = "it was interrupted"
+    seconds["select"] = judging
+    seconds["search"] = time.monotonic() - began - judging
+    seconds.update(watch.counters)
+    if best is None:
+        return _finish(_nothing(factors, seconds, _not_found(factors, ended)), throw)
+
+    watch.report("judge", batch_size=factors.b)
+    judged = best
+    certificate, seconds["certify"] = _timed(
+        lambda: certify(factors, judged, model=model, loss=loss, generator=generator)
+    )
+    inputs, seconds["reconstruct"] = _timed(lambda: factors.reconstruct(judged.C))
+    return _finish(_conclude(factors, judged, certificate, inputs, seconds, ended), throw)
+
+
+def _finder(finder: str | Finder) -> Finder:
+    if not isinstance(finder, str):
+        return finder
+    if finder not in FINDERS:
+        raise InvalidOption(f"expected finder to be one of {sorted(FINDERS)}, got {finder!r}")
+    return FINDERS[finder]()
+
+
+def _conclude(
+    factors: Factors,
+    selection: Selection,
+    certificate: Certificate,
+    inputs: Tensor,
+    stats: Mapping[str, float],
+    ended: str,
+) -> Inversion:
+    count, b = int(certificate.certified.sum()), factors.b
+    doubts = "; ".join(certificate.doubts)
+    if certificate.whole:
+        outcome = Outcome.EXACT
+        reason = f"all {b} samples recovered, proved by {certificate.proof.value}"
+    elif not certificate.precise:
+        outcome = Outcome.APPROXIMATE
+        reason = (
+            f"the update carries noise of {factors.relative_noise:.1e} of its entries, too much for "
+            f"an exact recovery; {doubts or 'the pattern holds'}"
+        )
+    elif count:
+        outcome = Outcome.PARTIAL
+        reason = f"{count} of {b} samples certified; {doubts}; the search ended as {ended}"
+    else:
+        outcome = Outcome.FAILED
+        reason = f"no sample can be certified: {doubts}; the search ended as {ended}"
+    vouched = certificate.certified & certificate.precise
+    return Inversion(
+        inputs=inputs,
+        batch_size=b,
+        certified=vouched.to(inputs.device),
+        proof=certificate.proof,
+        outcome=outcome,
+        reason=reason,
+        match=selection.match,
+        labels=None if certificate.labels is None else certificate.labels.to(inputs.device),
+        predicted_error=certificate.predicted_error.to(inputs.device),
+        stats=stats,
+    )
+
+
+def _nothing(factors: Factors, stats: Mapping[str, float], reason: str) -> Inversion:
+    grad = factors.view.weight_grad
+    return Inversion(
+        inputs=grad.new_zeros(0, factors.view.inputs),
+        batch_size=factors.batch_size,
+        certified=torch.zeros(0, dtype=torch.bool, device=grad.device),
+        proof=Proof.NONE,
+        outcome=Outcome.FAILED,
+        reason=reason,
+        match=None,
+        labels=None,
+        predicted_error=None,
+        stats=stats,
+    )
+
+
+def _no_batch(factors: Factors) -> str:
+    m, n = factors.view.outputs, factors.view.inputs
+    if factors.batch_size == 0 and not bool(factors.live_rows.any()):
+        return "the gradient is zero: no sample left a trace in this layer"
+    if factors.batch_size == 0:
+        return "the gradient is noise: no sample stands out of it"
+    return (
+        f"the spectrum shows no gap, so the batch has as many samples as min(m, n) = {min(m, n)} or "
+        "more, or the noise hides them; attack a wider layer"
+    )
+
+
+def _not_found(factors: Factors, ended: str) -> str:
+    return (
+        f"fewer than b = {factors.b} independent directions were found before {ended}; raise "
+        "max_samples or max_seconds"
+    )
+
+
+def _finish(result: Inversion, throw: bool) -> Inversion:
+    if throw and result.outcome is not Outcome.EXACT:
+        raise NotExact(result)
+    return result
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    began = time.monotonic()
+    value = work()
+    return value, time.monotonic() - began

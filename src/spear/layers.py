@@ -1,0 +1,176 @@
+"""Which layers of an ordinary `nn.Module` SPEAR can attack, and the network behind one of them.
+
+The model's forward is traced with torch.fx, so functional ReLUs, nested modules and skip
+connections are seen as they are. A model that cannot be traced is read in registration order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import fx, nn
+
+Relu = Literal["after", "before", "both"]
+
+_RELU_CALLS = {"relu", "relu_", torch.relu, torch.relu_, nn.functional.relu, nn.functional.relu_}
+_RESHAPE_CALLS = {"view", "reshape", "flatten", "contiguous", torch.flatten, torch.reshape}
+# Pooling after a ReLU keeps its inputs non-negative, and the zeros where a whole window is off.
+_POOLING = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """What SPEAR thinks of one linear layer: where its ReLUs are, or why it cannot be attacked."""
+
+    name: str
+    relu: Relu | None
+    why: str
+
+    @property
+    def attackable(self) -> bool:
+        return self.relu is not None
+
+
+def inspect_layers(model: nn.Module) -> tuple[LayerReport, ...]:
+    """A report on every linear layer of the model, in the order of the forward pass.
+
+    >>> net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> [(r.name, r.relu) for r in inspect_layers(net)]
+    [('0', 'after'), ('2', 'before')]
+    """
+    traced = _trace(model)
+    if isinstance(traced, str):
+        return _inspect_registered(model, traced)
+    modules = dict(traced.named_modules())
+    nodes: dict[str, list[fx.Node]] = {}
+    for node in traced.graph.nodes:
+        if node.op == "call_module" and isinstance(modules[str(node.target)], nn.Linear):
+            nodes.setdefault(str(node.target), []).append(node)
+    reports = [_report(name, uses, modules) for name, uses in nodes.items()]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name not in nodes:
+            reports.append(LayerReport(name, None, "it is not used in the forward pass"))
+    return tuple(reports)
+
+
+def network_after(model: nn.Module, layer: str) -> nn.Module | str:
+    """The model from the output of `layer` on, as a module of its own; or why there is none."""
+    traced = _trace(model)
+    if isinstance(traced, str):
+        return traced
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in traced.graph.nodes:
+        if node.op == "call_module" and node.target == layer:
+            copies[node] = graph.placeholder("z")
+        elif node.op == "output":
+            lost = [n for n in node.all_input_nodes if n not in copies]
+            if lost or not node.all_input_nodes:
+                return f"the model's output also depends on what bypasses layer {layer!r}"
+            graph.node_copy(node, lambda n: copies[n])
+        elif node.op != "placeholder" and all(n in copies for n in node.all_input_nodes):
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    if not any(n.op == "placeholder" and n.users for n in graph.nodes):
+        return f"layer {layer!r} does not reach the model's output"
+    behind = fx.GraphModule(traced, graph)
+    behind.graph.eliminate_dead_code()
+    behind.recompile()
+    return behind
+
+
+def _trace(model: nn.Module) -> fx.GraphModule | str:
+    """The traced model, or one line on why it cannot be traced."""
+    training = model.training
+    try:
+        traced = fx.symbolic_trace(model)
+    except Exception as error:  # the user's forward may raise anything when fed with proxies
+        return f"the model's forward cannot be traced ({type(error).__name__}: {str(error)[:80]})"
+    traced.training = training
+    return traced
+
+
+def _report(name: str, uses: list[fx.Node], modules: dict[str, nn.Module]) -> LayerReport:
+    if len(uses) > 1:
+        why = f"it is used {len(uses)} times in one forward pass, so its gradient is a sum"
+        return LayerReport(name, None, why)
+    after, why_not_after = _relu_after(uses[0], modules)
+    before = _relu_before(uses[0], modules)
+    if after and before:
+        return LayerReport(name, "both", "a ReLU stands before and after it")
+    if after:
+        return LayerReport(name, "after", "a ReLU follows it: its output gradient is sparse")
+    if before:
+        return LayerReport(name, "before", "a ReLU stands before it: its inputs are sparse")
+    return LayerReport(name, None, f"no ReLU stands before it, and {why_not_after}")
+
+
+def _relu_after(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[bool, str]:
+    users = list(node.users)
+    if len(users) != 1:
+        return False, f"its output goes to {len(users)} places, not to one ReLU"
+    user = users[0]
+    if _is_relu(user, modules):
+        return True, ""
+    if _is_transparent(user, modules):
+        return _relu_after(user, modules)
+    return False, f"it is followed by {_describe(user, modules)}, not by a ReLU"
+
+
+def _relu_before(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if not node.all_input_nodes:
+        return False
+    source = node.all_input_nodes[0]
+    if _is_relu(source, modules):
+        return True
+    pooled = source.op == "call_module" and isinstance(modules[str(source.target)], _POOLING)
+    if pooled or _is_transparent(source, modules):
+        return _relu_before(source, modules)
+    return False
+
+
+def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return isinstance(modules[str(node.target)], nn.ReLU)
+    return node.op in ("call_function", "call_method") and node.target in _RELU_CALLS
+
+
+def _is_transparent(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Does the node hand every value on unchanged?"""
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        if isinstance(module, nn.Dropout):
+            return not module.training or module.p == 0
+        return isinstance(module, (nn.Identity, nn.Flatten, nn.Unflatten))
+    return node.op in ("call_function", "call_method") and node.target in _RESHAPE_CALLS
+
+
+def _describe(node: fx.Node, modules: dict[str, nn.Module]) -> str:
+    if node.op == "output":
+        return "the model's output"
+    if node.op == "call_module":
+        return type(modules[str(node.target)]).__name__
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _inspect_registered(model: nn.Module, untraced: str) -> tuple[LayerReport, ...]:
+    """Without a graph: neighbours in registration order, as in a Sequential."""
+    leaves = [
+        (name, module)
+        for name, module in model.named_modules()
+        if not any(True for _ in module.children()) and not isinstance(module, nn.Identity)
+    ]
+    reports = []
+    for i, (name, module) in enumerate(leaves):
+        if not isinstance(module, nn.Linear):
+            continue
+        after = i + 1 < len(leaves) and isinstance(leaves[i + 1][1], nn.ReLU)
+        before = i > 0 and isinstance(leaves[i - 1][1], nn.ReLU)
+        relu: Relu | None = (
+            "both" if after and before else "after" if after else "before" if before else None
+        )
+        where = f"{untraced}; going by the order in which modules are registered, "
+        seen = f"ReLU {relu}" if relu else "no ReLU module is its neighbour"
+        reports.append(LayerReport(name, relu, where + seen))
+    return tuple(reports)

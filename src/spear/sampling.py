@@ -1,0 +1,172 @@
+"""The paper's finder (Algorithm 1): kernels of random submatrices of L, filtered by sparsity.
+
+Two shortcuts that change no result. One b x b inverse holds the kernels of b submatrices at once:
+its column j vanishes on all sampled rows but the j-th. And a candidate that shows no zeros in a
+few other rows is refused without looking at the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spear import theory
+from spear.directions import Directions, Pool, Watch
+from spear.errors import InvalidOption
+from spear.factors import Factors, Side
+
+_INVERSES = 4096  # b x b inverses per step: 20 to 40 ms on two cores
+_PROBES = 12  # rows a candidate is tried on first
+# A float32 kernel is good to 1e-7 times the condition of the submatrix: an entry this far below the
+# largest may be a zero. What survives is computed again in float64.
+_PROBE_LOOSE = 2e-3
+_PROBE_ZEROS = 2  # zeros it must show there: a true direction misses it 0.3 % of the time
+
+
+@dataclass(frozen=True)
+class SamplingFinder:
+    """Algorithm 1 of the paper.
+
+    Args:
+        max_samples: N, the budget of submatrices. Without it: 20 times what the theory expects, at
+            least 5e7 (a minute on two cores) and at most the paper's 2e9.
+        false_rejection: p_fr, from which the sparsity threshold tau follows.
+        threshold: tau itself, for layers whose gradient is not half zeros.
+        stop_match: the sparsity match at which to stop early. Without it: 1 for a clean update,
+            0.99 for a noisy one, whose patterns cannot match in every entry.
+        rows: rows of a submatrix. Without it: b-1, and b+1 for a noisy update as in the paper.
+    """
+
+    max_samples: int | None = None
+    false_rejection: float = 1e-5
+    threshold: float | None = None
+    stop_match: float | None = None
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_samples is not None and self.max_samples < 1:
+            raise InvalidOption(f"expected max_samples >= 1, got {self.max_samples}")
+        for name in ("false_rejection", "threshold"):
+            p = getattr(self, name)
+            if p is not None and not 0 < p < 1:
+                raise InvalidOption(f"expected 0 < {name} < 1, got {p}")
+        if self.stop_match is not None and not 0 < self.stop_match <= 1:
+            raise InvalidOption(f"expected 0 < stop_match <= 1, got {self.stop_match}")
+        if self.rows is not None and self.rows < 1:
+            raise InvalidOption(f"expected rows >= 1, got {self.rows}")
+
+    def satisfied(self, factors: Factors, match: float) -> bool:
+        goal = self.stop_match or (0.99 if factors.noisy else 1.0)
+        return match >= goal
+
+    def search(
+        self, factors: Factors, *, generator: torch.Generator, watch: Watch
+    ) -> Iterator[Directions]:
+        b = factors.b
+        pools = [self._pool(side) for side in _sparse_sides(factors)]
+        expected = theory.expected_samples_narrow(b, max(p.side.size for p in pools))
+        budget = self._budget(expected)
+        rows = self._rows(factors)
+        sampled, next_look = 0, [0] * len(pools)
+        while sampled < budget and not watch.expired:
+            for i, pool in enumerate(pools):
+                if rows == b - 1:
+                    candidates, count = kernels_by_inverse(pool.side.white, generator)
+                else:
+                    candidates, count = kernels_by_gram(pool.side, rows, generator)
+                sampled = watch.count("submatrices", count)
+                grown = pool.add(candidates)
+                # As Algorithm 1, only once b independent directions are at hand. Those in
+                # reserve are mostly mixes: a choice with them is looked at now and then.
+                if (grown and pool.complete) or (sampled >= next_look[i] and pool.sufficient):
+                    next_look[i] = 4 * sampled
+                    yield pool.snapshot()
+            found = max(len(pool) for pool in pools)
+            watch.report("search", done=sampled, expected=expected, found=found, batch_size=b)
+        yield from (pool.snapshot() for pool in pools if pool.sufficient)
+
+    def _pool(self, side: Side) -> Pool:
+        tau = self.threshold or theory.sparsity_threshold(side.size, self.false_rejection)
+        return Pool(side, tau)
+
+    def _budget(self, expected: float) -> float:
+        if self.max_samples is not None:
+            return self.max_samples
+        return min(2e9, max(5e7, 20 * expected))
+
+    def _rows(self, factors: Factors) -> int:
+        b = factors.b
+        rows = self.rows or (b + 1 if factors.noisy and b > 1 else b - 1)
+        if rows < b - 1:
+            raise InvalidOption(f"expected rows >= b - 1 = {b - 1}, got {rows}")
+        return rows
+
+
+def _sparse_sides(factors: Factors) -> list[Side]:
+    relu = factors.view.relu
+    sides = []
+    if relu in ("after", "both"):
+        sides.append(factors.outputs)
+    if relu in ("before", "both"):
+        sides.append(factors.inputs)
+    return sides
+
+
+def kernels_by_inverse(
+    white: Tensor, generator: torch.Generator, inverses: int = _INVERSES
+) -> tuple[Tensor, int]:
+    """Kernels of random (b-1)-row submatrices that look sparse, (k, b), and how many were tried.
+
+    A random permutation of the rows is cut into blocks of b: each block is a uniform draw, and the
+    rows behind it serve as its probes.
+    """
+    r, b = white.shape
+    if b == 1:
+        return white.new_ones(1, 1), 1
+    blocks, probes = r // b, min(_PROBES, r - b)
+    if blocks < 1:
+        return white.new_zeros(0, b), 1
+    rows = white.float()  # (r, b)
+    shuffles = -(-inverses // blocks)
+    order = torch.rand(shuffles, r, generator=generator, device=white.device).argsort(1)
+    block = b * torch.arange(blocks, device=white.device)[:, None]
+    drawn = order[:, block + torch.arange(b, device=white.device)].flatten(0, 1)  # (N, b)
+    others = order[:, (block + b + torch.arange(probes, device=white.device)) % r].flatten(0, 1)
+    inverse = torch.linalg.inv_ex(rows[drawn]).inverse  # column j: kernel of all rows but the j-th
+    values = (rows[others] @ inverse).abs()  # (N, probes, b)
+    needed = min(_PROBE_ZEROS, probes)
+    sparse = (values <= _PROBE_LOOSE * values.amax(-2, keepdim=True)).sum(-2) >= needed  # (N, b)
+    kept, left_out = sparse.nonzero(as_tuple=True)
+    inverse = torch.linalg.inv_ex(white[drawn[kept]]).inverse  # (k, b, b)
+    candidates = inverse[torch.arange(len(kept), device=white.device), :, left_out]  # (k, b)
+    return candidates[candidates.isfinite().all(1)], drawn.numel()
+
+
+def kernels_by_gram(
+    side: Side, rows: int, generator: torch.Generator, submatrices: int = _INVERSES
+) -> tuple[Tensor, int]:
+    """For noisy updates: least-squares kernels of submatrices with more rows, of rank b-1 exactly.
+
+    The rank condition of the paper: the smallest singular value drowns in the noise, the second
+    smallest does not. Both are read off the inverse of the Gram matrix.
+    """
+    r, b = side.basis.shape
+    if r < rows:
+        return side.white.new_zeros(0, b), 1
+    per_shuffle = r // rows
+    shuffles = -(-submatrices // per_shuffle)
+    order = torch.rand(shuffles, r, generator=generator, device=side.basis.device).argsort(1)
+    chosen = order[:, : per_shuffle * rows].reshape(-1, rows)
+    A = side.basis[chosen]  # (N, rows, b), equal noise everywhere
+    gram = A.mT @ A
+    inverse = torch.linalg.inv_ex(gram).inverse  # (N, b, b)
+    q = inverse @ inverse.sum(-1, keepdim=True)
+    q = torch.nn.functional.normalize(inverse @ q, dim=-2)  # three steps of inverse iteration
+    smallest = (A @ q).square().sum((-2, -1))  # (N,) smallest eigenvalue of the Gram matrix
+    rest = inverse.diagonal(dim1=-2, dim2=-1).sum(-1) - 1 / smallest  # sum of the other 1/eigenvalue
+    noise = rows * (side.zero / 2) ** 2
+    full = (smallest <= noise) & (rest * noise <= 1) & q.isfinite().all(-2).squeeze(-1)
+    return q[full].squeeze(-1) * side.scales, len(chosen)

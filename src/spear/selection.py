@@ -1,0 +1,178 @@
+"""The two-stage greedy choice of b directions, and the sparsity matching coefficient lambda.
+
+Two places where the paper's text and its pseudocode differ are decided here. The loops of
+Algorithm 3 are printed with inverted conditions ("while rank of B is b", "while not changed"); they
+must run until the rank is b, and as long as something changed. And where the pseudocode takes the
+first improving swap, the text swaps the pair that improves lambda most: we follow the text, since
+all swaps of a candidate are scored together, and the best one needs the fewest rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spear.directions import Directions, Watch
+from spear.factors import UNDECIDED, Factors
+
+# Below this share of a unit vector a direction adds no rank: rounding leaves directions good to
+# 1e-5 or better, while independent ones of real batches stay above 1e-3.
+_INDEPENDENT = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """b directions with their scale: the disaggregation matrix Q and its inverse."""
+
+    directions: Directions  # the b chosen ones
+    Q: Tensor  # (b, b): dL/dZ = L Q
+    C: Tensor  # (b, b) = Q^-1: X = C R
+    contradictions: Tensor  # (b,) entries per sample that no rounding explains
+    match: float  # lambda
+
+    @property
+    def b(self) -> int:
+        return len(self.Q)
+
+
+def select(factors: Factors, pool: Directions, watch: Watch) -> Selection | None:
+    """GreedyFilter: the sparsest independent directions, then the swaps that raise lambda most."""
+    if pool.side.name == "inputs":
+        return _select_inputs(factors, pool)
+    chosen = sparsest_independent(pool.vectors, pool.sparsity + pool.firm)
+    if len(chosen) < factors.b:
+        return None
+    problem = _Matching(factors, pool)
+    chosen = problem.improve(chosen, watch)
+    return problem.selection(chosen)
+
+
+def sparsest_independent(vectors: Tensor, sparsity: Tensor) -> list[int]:
+    """Stage one (Spielman et al.): go from sparse to dense, keep what raises the rank.
+
+    Args:
+        vectors: (b, c) unit columns.
+        sparsity: (c,) larger is taken first.
+    """
+    b = len(vectors)
+    span = vectors.new_zeros(b, 0)
+    chosen: list[int] = []
+    for j in torch.argsort(sparsity, descending=True, stable=True).tolist():
+        rest = vectors[:, j] - span @ (span.T @ vectors[:, j])
+        rest = rest - span @ (span.T @ rest)  # twice is enough (Kahan)
+        if float(rest.norm()) > _INDEPENDENT:
+            chosen.append(j)
+            span = torch.cat([span, (rest / rest.norm())[:, None]], 1)
+        if len(chosen) == b:
+            break
+    return chosen
+
+
+def scale(C: Tensor, bias_coordinates: Tensor) -> Tensor:
+    """FixScale: rows of the inverse of unscaled directions, scaled so that c . (Q 1) = 1.
+
+    The paper's s = Qbar^-1 L^-L dL/db multiplies the columns of Qbar, so it divides the rows of
+    its inverse. A row without scale (s = 0) is no sample; it comes back as NaN.
+    """
+    s = C @ bias_coordinates  # (b,)
+    return C / torch.where(s == 0, torch.nan, s)[:, None]
+
+
+class _Matching:
+    """lambda for sets of directions, with swaps by rank-one updates of the inverse."""
+
+    def __init__(self, factors: Factors, pool: Directions) -> None:
+        self.factors = factors
+        self.pool = pool
+        self.H = factors.preactivation  # (m, b)
+        self.bias = factors.view.bias.to(self.H)[:, None]  # (m, 1)
+        live, count = factors.live_rows, len(pool)
+        values = (pool.side.basis @ pool.vectors).abs()
+        self.off = torch.ones(len(live), count, dtype=torch.bool, device=live.device)
+        self.off[live] = pool.zeros  # (m, c) dL/dZ = 0, in silent neurons for every direction
+        self.on = torch.zeros_like(self.off)
+        self.on[live] = values > UNDECIDED * pool.side.zero  # (m, c) dL/dZ surely not 0
+        self.h = factors.bias_coordinates
+
+    def contradictions(self, F: Tensor, t: Tensor, off: Tensor, on: Tensor) -> Tensor:
+        """Entries per sample whose sign contradicts the zero pattern.
+
+        F (..., m, k) = W R^T c for unscaled rows c of the inverse, t (..., k) their scale.
+        """
+        Z = F / t[..., None, :] + self.bias  # (..., m, k)
+        wrong = (off & ~(Z <= 0)) | (on & ~(Z > 0))  # ~ so that NaN is wrong both ways
+        return wrong.sum(-2)
+
+    def state(self, chosen: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        C = torch.linalg.inv(self.pool.vectors[:, chosen])  # unscaled
+        return C, self.H @ C.T, C @ self.h  # (b, b), (m, b), (b,)
+
+    def improve(self, chosen: list[int], watch: Watch) -> list[int]:
+        """Stage two: swap the pair that lowers the contradictions most, until none does."""
+        C, F, t = self.state(chosen)
+        current = int(self.contradictions(F, t, self.off[:, chosen], self.on[:, chosen]).sum())
+        while current and not watch.expired:
+            best, swap = current, None
+            inside = set(chosen)
+            for j in (j for j in range(len(self.pool)) if j not in inside):
+                totals = self._swaps(C, F, t, chosen, j)  # (b,)
+                i = int(totals.argmin())
+                if int(totals[i]) < best:
+                    best, swap = int(totals[i]), (i, j)
+            if swap is None:
+                break
+            chosen = [*chosen[: swap[0]], swap[1], *chosen[swap[0] + 1 :]]
+            current = best
+            C, F, t = self.state(chosen)
+        return chosen
+
+    def _swaps(self, C: Tensor, F: Tensor, t: Tensor, chosen: list[int], j: int) -> Tensor:
+        """Contradictions after replacing each of the chosen directions by candidate j, (b,)."""
+        b = len(chosen)
+        a = C @ self.pool.vectors[:, j]  # (b,) candidate in terms of the chosen
+        possible = a.abs() > _INDEPENDENT
+        ratio = a[None, :] / torch.where(possible, a, 1.0)[:, None]  # (b, b): a_k / a_i
+        ratio.fill_diagonal_(0.0)  # c_i itself only changes its scale
+        F_new = F[None] - F.T[:, :, None] * ratio[:, None, :]  # (b, m, b)
+        t_new = t[None] - t[:, None] * ratio  # (b, b)
+        off = self.off[:, chosen].expand(b, -1, -1).clone()
+        on = self.on[:, chosen].expand(b, -1, -1).clone()
+        i = torch.arange(b, device=a.device)
+        off[i, :, i] = self.off[:, j]
+        on[i, :, i] = self.on[:, j]
+        totals = self.contradictions(F_new, t_new, off, on).sum(-1)
+        return torch.where(possible, totals, torch.iinfo(totals.dtype).max)
+
+    def selection(self, chosen: list[int]) -> Selection:
+        vectors = self.pool.vectors[:, chosen]
+        picked = self.pool.pick(chosen)
+        C, F, t = self.state(chosen)
+        wrong = self.contradictions(F, t, self.off[:, chosen], self.on[:, chosen])
+        match = 1 - int(wrong.sum()) / (self.factors.view.outputs * len(chosen))
+        return Selection(picked, vectors * t, scale(C, self.h), wrong, match)
+
+
+def _select_inputs(factors: Factors, pool: Directions) -> Selection | None:
+    """The choice on the inputs' side, where every direction is judged on its own.
+
+    A direction p is a whole sample here, x ~ (V S) p, and its scale follows from c . (Q 1) = 1. An
+    input that comes out of a ReLU has no negative entry, so these count against a direction; the
+    paper leaves the coefficient for this side open.
+    """
+    s = factors.singular_values
+    C = scale((pool.vectors * s[:, None]).T, factors.bias_coordinates)  # (c, b)
+    lengths = (C / s).norm(dim=1)  # noise of an entry of x, in units of the update's
+    X = (pool.side.basis / s) @ C.T  # (rows, c)
+    negative = (~(X >= -UNDECIDED * pool.side.zero * lengths)).sum(0)  # (c,)
+    order = pool.sparsity + pool.firm - 2 * negative.to(pool.sparsity)
+    chosen = sparsest_independent(pool.vectors, order)
+    if len(chosen) < factors.b:
+        return None
+    C = C[chosen]
+    if not bool(C.isfinite().all()):
+        return None
+    wrong = negative[chosen]
+    match = 1 - int(wrong.sum()) / (factors.view.inputs * len(chosen))
+    return Selection(pool.pick(chosen), torch.linalg.inv(C), C, wrong, match)

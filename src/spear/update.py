@@ -1,0 +1,314 @@
+"""What a server sees: one layer's weights and gradients, checked. New kinds of update come in here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+
+from spear.errors import InvalidOption, InvalidUpdate, NoAttackableLayer
+from spear.layers import LayerReport, Relu, inspect_layers
+
+_BLOCK = 1 << 22  # entries looked at together: 4 M, so that a check never copies a large gradient
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalTraining:
+    """How a FedAvg client got from the weights it was sent to those it sent back."""
+
+    lr: float
+    epochs: int | None = None
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LayerUpdate:
+    """One fully connected layer z = W x + b as the server sees it.
+
+    Args:
+        weight: W, (m, n).
+        bias: b, (m,).
+        weight_grad: dL/dW, (m, n), summed or averaged over the batch.
+        bias_grad: dL/db, (m,), likewise.
+        relu: where the ReLU is: "after" the layer, "before" it, or "both".
+
+    >>> view = LayerUpdate(
+    ...     weight=torch.randn(6, 8), bias=torch.zeros(6),
+    ...     weight_grad=torch.randn(6, 8), bias_grad=torch.randn(6),
+    ... )
+    >>> view.outputs, view.inputs
+    (6, 8)
+    """
+
+    weight: Tensor
+    bias: Tensor
+    weight_grad: Tensor
+    bias_grad: Tensor
+    relu: Relu = "after"
+    layer: str | None = None
+    """The layer's name in the model, when `observe` chose it."""
+    others: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    """The rest of the update by parameter name; the replay compares it too."""
+    considered: tuple[LayerReport, ...] = field(default=(), repr=False)
+    """Every linear layer `observe` looked at, and why it was or was not taken."""
+    training: LocalTraining | None = None
+
+    def __post_init__(self) -> None:
+        problems = _problems(self)
+        if problems:
+            raise InvalidUpdate(problems)
+
+    @property
+    def outputs(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def choice(self) -> str:
+        """In words: which layer was chosen, and why the others were not."""
+        if self.layer is None:
+            return f"one layer, {self.inputs} -> {self.outputs}, given directly"
+        lines = [f"attacking {self.layer!r} ({self.inputs} -> {self.outputs}, ReLU {self.relu})"]
+        for report in self.considered:
+            if report.name != self.layer:
+                lines.append(f"not {report.name!r}: {_why_not(report)}")
+        return "\n".join(lines)
+
+
+def observe(
+    model: nn.Module,
+    gradients: Sequence[Tensor | None] | Mapping[str, Tensor | None] | None = None,
+    *,
+    after: Mapping[str, Tensor] | None = None,
+    lr: float | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    layer: str | None = None,
+) -> LayerUpdate:
+    """The attackable layer of a model, as it shows in an update.
+
+    Args:
+        model: the model with the weights the client was sent.
+        gradients: FedSGD: one tensor per parameter, in the order of `model.parameters()`, or a dict
+            by parameter name (which may leave parameters out).
+        after: FedAvg instead: the state dict the client sent back, with its learning rate `lr`, and
+            `epochs` and `batch_size` if known.
+        layer: the layer to attack; without it, the attackable one closest to the data.
+
+    >>> net = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+    >>> loss = net(torch.randn(3, 8)).sum()
+    >>> view = observe(net, torch.autograd.grad(loss, list(net.parameters())))
+    >>> print(view.choice)
+    attacking '0' (8 -> 6, ReLU after)
+    not '2': attackable too (a ReLU stands before it: its inputs are sparse), but farther from the data
+    """
+    if (gradients is None) == (after is None):
+        raise InvalidOption(
+            "expected either gradients (FedSGD) or after= and lr= (FedAvg), "
+            f"got {'both' if gradients is not None else 'neither'}"
+        )
+    training = None
+    if after is not None:
+        training = _local_training(lr, epochs, batch_size)
+        named = _descent(model, after, training.lr)
+    else:
+        unused = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
+        given = [name for name, value in unused.items() if value is not None]
+        if given:
+            raise InvalidOption(f"{', '.join(given)} belong to after= (FedAvg); gradients need none")
+        assert gradients is not None
+        named = _by_name(model, gradients)
+    reports = inspect_layers(model)
+    chosen = _choose(model, reports, named, layer)
+    assert chosen.relu is not None
+    module = model.get_submodule(chosen.name)
+    prefix = f"{chosen.name}." if chosen.name else ""
+    attacked = {f"{prefix}weight", f"{prefix}bias"}
+    assert isinstance(module, nn.Linear)
+    return LayerUpdate(
+        weight=module.weight.detach(),
+        bias=module.bias.detach(),
+        weight_grad=named[f"{prefix}weight"],
+        bias_grad=named[f"{prefix}bias"],
+        relu=chosen.relu,
+        layer=chosen.name,
+        others={name: grad for name, grad in named.items() if name not in attacked},
+        considered=reports,
+        training=training,
+    )
+
+
+def _local_training(lr: float | None, epochs: int | None, batch: int | None) -> LocalTraining:
+    if lr is None or not lr > 0:
+        raise InvalidOption(f"after= needs the client's learning rate lr > 0, got {lr}")
+    for name, value in (("epochs", epochs), ("batch_size", batch)):
+        if value is not None and value < 1:
+            raise InvalidOption(f"expected {name} >= 1, got {value}")
+    return LocalTraining(lr, epochs, batch)
+
+
+def _descent(model: nn.Module, after: Mapping[str, Tensor], lr: float) -> dict[str, Tensor]:
+    """The sum of the client's local gradients: (W before - W after) / lr."""
+    problems, named = [], {}
+    for name, before in model.named_parameters():
+        if name not in after:
+            problems.append(f"after= has no {name!r}: expected the state dict the client sent back")
+        elif after[name].shape != before.shape:
+            problems.append(
+                f"after[{name!r}] has shape {tuple(after[name].shape)}, "
+                f"the model's has {tuple(before.shape)}"
+            )
+        else:
+            sent_back = after[name].to(before.device, before.dtype)
+            named[name] = (before.detach() - sent_back) / lr
+    if problems:
+        raise InvalidUpdate(problems)
+    return named
+
+
+def _by_name(
+    model: nn.Module, gradients: Sequence[Tensor | None] | Mapping[str, Tensor | None]
+) -> dict[str, Tensor]:
+    parameters = dict(model.named_parameters())
+    if isinstance(gradients, Mapping):
+        named = dict(gradients)
+        unknown = [name for name in named if name not in parameters]
+        if unknown:
+            some = ", ".join(repr(name) for name in list(parameters)[:6])
+            raise InvalidUpdate([f"the model has no parameter {unknown[0]!r} (it has {some}, ...)"])
+    else:
+        names = list(parameters)
+        trainable = [name for name, p in parameters.items() if p.requires_grad]
+        grads = list(gradients)
+        if len(grads) not in (len(names), len(trainable)):
+            raise InvalidUpdate(
+                [f"expected {len(names)} gradients, one per parameter of the model, got {len(grads)}"]
+            )
+        named = dict(zip(names if len(grads) == len(names) else trainable, grads, strict=True))
+    problems, present = [], {}
+    for name, grad in named.items():
+        if grad is None:
+            continue
+        if not isinstance(grad, Tensor):
+            problems.append(f"the gradient of {name!r} is a {type(grad).__name__}, expected a tensor")
+        elif grad.shape != parameters[name].shape:
+            problems.append(
+                f"the gradient of {name!r} has shape {tuple(grad.shape)}, "
+                f"expected {tuple(parameters[name].shape)}"
+            )
+        else:
+            present[name] = grad.detach()
+    if problems:
+        raise InvalidUpdate(problems)
+    return present
+
+
+def _choose(
+    model: nn.Module,
+    reports: tuple[LayerReport, ...],
+    gradients: Mapping[str, Tensor],
+    layer: str | None,
+) -> LayerReport:
+    """The first attackable layer whose gradients are there, or the one asked for."""
+    why: dict[str, str] = {}
+    for report in reports:
+        module = model.get_submodule(report.name)
+        prefix = f"{report.name}." if report.name else ""
+        if not report.attackable:
+            why[report.name] = report.why
+        elif getattr(module, "bias", None) is None:
+            why[report.name] = "it has no bias, and the bias gradient gives each input its scale"
+        elif f"{prefix}weight" not in gradients or f"{prefix}bias" not in gradients:
+            why[report.name] = "the update has no gradient of its weight and bias"
+        elif layer is None or layer == report.name:
+            return report
+    if layer is not None and layer not in why:
+        names = ", ".join(repr(r.name) for r in reports) or "none"
+        raise InvalidOption(f"the model has no linear layer {layer!r}; its linear layers: {names}")
+    reasons = "; ".join(f"{n!r}: {w}" for n, w in why.items() if layer in (None, n))
+    raise NoAttackableLayer(
+        "expected a linear layer with a bias, next to a ReLU, whose gradients are in the update; "
+        f"found none ({reasons or 'the model has no linear layer'})"
+    )
+
+
+def _why_not(report: LayerReport) -> str:
+    if report.attackable:
+        return f"attackable too ({report.why}), but farther from the data"
+    return report.why
+
+
+def _problems(view: LayerUpdate) -> list[str]:
+    """Everything that is wrong with an update, in words."""
+    parts = {
+        "weight": view.weight,
+        "bias": view.bias,
+        "weight_grad": view.weight_grad,
+        "bias_grad": view.bias_grad,
+    }
+    needed = {
+        "bias": "the layer's bias tells which neurons are off; SPEAR cannot attack a layer without",
+        "bias_grad": "the bias gradient gives each recovered input its scale",
+    }
+    problems = [
+        f"{name} is a {type(part).__name__}, expected a tensor"
+        + (f" ({needed[name]})" if name in needed else "")
+        for name, part in parts.items()
+        if not isinstance(part, Tensor)
+    ]
+    if view.relu not in get_args(Relu):
+        problems.append(f"relu is {view.relu!r}, expected 'after', 'before' or 'both'")
+    if problems:
+        return problems
+    return (
+        _shape_problems(view)
+        or _kind_problems(parts)
+        or [
+            f"{name} has NaN or infinite entries: the client's training diverged or the file is damaged"
+            for name, part in parts.items()
+            if not _finite(part)
+        ]
+    )
+
+
+def _shape_problems(view: LayerUpdate) -> list[str]:
+    if view.weight.ndim != 2 or view.weight.numel() == 0:
+        return [f"weight has shape {tuple(view.weight.shape)}, expected (outputs, inputs), not empty"]
+    m, n = view.weight.shape
+    expected = {"bias": (m,), "weight_grad": (m, n), "bias_grad": (m,)}
+    return [
+        f"{name} has shape {tuple(getattr(view, name).shape)}, expected {shape}"
+        for name, shape in expected.items()
+        if tuple(getattr(view, name).shape) != shape
+    ]
+
+
+def _kind_problems(parts: Mapping[str, Tensor]) -> list[str]:
+    problems = []
+    dtypes = {name: part.dtype for name, part in parts.items()}
+    if len(set(dtypes.values())) > 1:
+        listed = ", ".join(f"{name}: {dtype}" for name, dtype in dtypes.items())
+        problems.append(f"expected one dtype for weights and gradients, got {listed}; convert them")
+    for name, dtype in dtypes.items():
+        if dtype not in _DTYPES:
+            problems.append(f"{name} is {dtype}, expected float64, float32, bfloat16 or float16")
+    devices = {str(part.device) for part in parts.values()}
+    if len(devices) > 1:
+        problems.append(f"expected all tensors on one device, got {', '.join(sorted(devices))}")
+    layouts = [name for name, part in parts.items() if part.layout != torch.strided]
+    if layouts:
+        problems.append(f"{', '.join(layouts)}: expected dense tensors; call .to_dense()")
+    return problems
+
+
+def _finite(tensor: Tensor) -> bool:
+    rows = tensor.reshape(tensor.shape[0], -1)
+    step = max(1, _BLOCK // rows.shape[1])
+    return all(bool(torch.isfinite(rows[i : i + step]).all()) for i in range(0, len(rows), step))
