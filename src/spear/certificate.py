@@ -127,7 +127,7 @@ def pattern_holds(factors: Factors, selection: Selection) -> tuple[Tensor, tuple
     if not spanned:
         doubts.append("the bias gradient is no combination of the samples': not of one batch")
     sound = selection.contradictions == 0
-    sound &= selection.directions.firm
+    sound &= selection.directions.firmness > 0
     sound &= selection.C.isfinite().all(1)
     if factors.view.relu == "both":
         sound &= _other_side(factors, selection)

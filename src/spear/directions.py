@@ -42,14 +42,14 @@ class Directions:
     side: Side
     vectors: Tensor  # (b, c) of unit length
     zeros: Tensor  # (rows, c) bool
-    firm: Tensor  # (c,) bool: determined even without any two of its zero rows
+    firmness: Tensor  # (c,) how many zero rows can be left out, whichever they are: 0, 1, or 2 and more
 
     def __len__(self) -> int:
         return self.vectors.shape[1]
 
     def pick(self, chosen: list[int]) -> Directions:
         return Directions(
-            self.side, self.vectors[:, chosen], self.zeros[:, chosen], self.firm[chosen]
+            self.side, self.vectors[:, chosen], self.zeros[:, chosen], self.firmness[chosen]
         )
 
     @property
@@ -195,8 +195,8 @@ def redundant(side: Side, directions: Tensor, zeros: Tensor) -> Tensor:
     return torch.cat(answers)
 
 
-def firm(side: Side, direction: Tensor, zeros: Tensor) -> bool:
-    """Is a direction still determined by its zeros if any two zero rows are left out?
+def firmness(side: Side, direction: Tensor, zeros: Tensor) -> int:
+    """How many zero rows, whichever, can be left out of a direction: 0, 1, or 2 and more.
 
     One more row than was solved for may be zero by accident, after millions of samples; two are not.
     """
@@ -206,8 +206,9 @@ def firm(side: Side, direction: Tensor, zeros: Tensor) -> bool:
     rest = 1 - P.diagonal()
     left = rest[:, None] * rest - P.square()  # what remains of two rows beside all the others
     left.fill_diagonal_(1.0)
-    settled = bool((rest > _FREE).all()) and bool((left > _FREE**2).all())
-    return settled and float(inverse.abs().max()) < _FLAT
+    if float(inverse.abs().max()) >= _FLAT or not bool((rest > _FREE).all()):
+        return 0
+    return 2 if bool((left > _FREE**2).all()) else 1
 
 
 def _inverse_gram(side: Side, directions: Tensor, zeros: Tensor) -> Tensor:
@@ -246,6 +247,13 @@ class Pool:
         white = torch.cat([self._firm.white, self._reserve.white])
         return _rank(white) == self.side.white.shape[1]
 
+    @property
+    def zero_counts(self) -> Tensor | None:
+        """1 + the number of firm directions that vanish in each row; None as long as there is none."""
+        if not len(self):
+            return None
+        return 1.0 + torch.stack(self._firm.zeros).sum(0)
+
     def add(self, candidates: Tensor) -> bool:
         """Take in candidates (k, b), given in the white basis; is there a new firm direction?"""
         before = len(self._firm)
@@ -254,20 +262,18 @@ class Pool:
         candidates, zeros = self._sparse(candidates)
         promising = redundant(self.side, candidates, zeros)
         self._take(candidates[promising])
-        if len(self._firm) < self.side.white.shape[1]:
-            count = zeros[~promising].sum(1)
-            best = count.argsort(descending=True)[:_RESERVE]
-            self._take(candidates[~promising][best[count[best] > self._reserve.fewest_zeros]])
+        if len(self._firm) < self.side.white.shape[1] and not self._reserve.full_of_firmer:
+            sparsest = zeros[~promising].sum(1).argsort(descending=True)[:_RESERVE]
+            self._take(candidates[~promising][sparsest])
         return len(self._firm) > before
 
     def snapshot(self) -> Directions:
         known = [self._firm] if self.complete else [self._firm, self._reserve]
-        settled = [k is self._firm for k in known for _ in k.vectors]
         return Directions(
             self.side,
             torch.stack([q for k in known for q in k.vectors], 1),
             torch.stack([z for k in known for z in k.zeros], 1),
-            torch.tensor(settled, device=self.side.white.device),
+            torch.tensor([f for k in known for f in k.firmness], device=self.side.white.device),
         )
 
     def _sparse(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
@@ -291,42 +297,46 @@ class Pool:
         """Keep a rounded direction where it belongs, if it is sparse; returns it as (1, b), white."""
         white = torch.nn.functional.normalize((q * self.side.scales)[None], dim=1)
         if int(zeros.sum()) + self.side.silent >= self.threshold * self.side.size:
-            settled = firm(self.side, white[0], zeros)
-            (self._firm if settled else self._reserve).add(q, zeros, white)
+            holds = firmness(self.side, white[0], zeros)
+            (self._firm if holds == 2 else self._reserve).add(q, zeros, white, holds)
         return white
 
 
 class _Known:
-    """Rounded directions, none twice; with a limit, only the sparsest."""
+    """Rounded directions, none twice; with a limit, only the firmest and sparsest."""
 
     def __init__(self, side: Side, limit: int | None = None) -> None:
         self.limit = limit
         self.vectors: list[Tensor] = []
         self.zeros: list[Tensor] = []
+        self.firmness: list[int] = []
         self.white = side.white.new_zeros(0, side.white.shape[1])
 
     def __len__(self) -> int:
         return len(self.vectors)
 
+    def _worth(self, j: int) -> tuple[int, int]:
+        return self.firmness[j], int(self.zeros[j].sum())
+
     @property
-    def fewest_zeros(self) -> int:
-        """What a newcomer has to beat: nothing as long as there is room."""
-        full = self.limit is not None and len(self) >= self.limit
-        return min(int(z.sum()) for z in self.zeros) if full else -1
+    def full_of_firmer(self) -> bool:
+        """Is there no room for a direction that hangs on a single row?"""
+        return self.limit is not None and len(self) >= self.limit and min(self.firmness) > 0
 
     def holds(self, candidates: Tensor) -> Tensor:
         return _parallel(candidates, self.white)
 
-    def add(self, q: Tensor, zeros: Tensor, white: Tensor) -> None:
+    def add(self, q: Tensor, zeros: Tensor, white: Tensor, firmness: int) -> None:
         if bool(self.holds(white).any()):
             return
-        if self.limit is not None and len(self) >= self.limit:
-            worst = min(range(len(self)), key=lambda j: int(self.zeros[j].sum()))
-            del self.vectors[worst], self.zeros[worst]
-            self.white = torch.cat([self.white[:worst], self.white[worst + 1 :]])
         self.vectors.append(q)
         self.zeros.append(zeros)
+        self.firmness.append(firmness)
         self.white = torch.cat([self.white, white])
+        if self.limit is not None and len(self) > self.limit:
+            worst = min(range(len(self)), key=self._worth)
+            del self.vectors[worst], self.zeros[worst], self.firmness[worst]
+            self.white = torch.cat([self.white[:worst], self.white[worst + 1 :]])
 
 
 def _rank(vectors: Tensor) -> int:

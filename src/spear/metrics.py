@@ -51,8 +51,8 @@ def score(recovered: Tensor, truth: Tensor) -> Score:
     """
     if recovered.shape[1:] != truth.shape[1:]:
         raise ValueError(f"expected samples of shape {tuple(truth.shape[1:])}, got {recovered.shape}")
-    found = recovered.detach().reshape(len(recovered), -1).double().cpu()
-    true = truth.detach().reshape(len(truth), -1).double().cpu()
+    found = recovered.detach().flatten(1).double().cpu()
+    true = truth.detach().flatten(1).double().cpu()
     # Squared distances up to a constant per row decide the assignment; each pair is then exact.
     cost = true.square().sum(1)[None] - 2 * found @ true.T
     rows, columns = linear_sum_assignment(cost.nan_to_num(1e300).numpy())

@@ -3,6 +3,10 @@
 Two shortcuts that change no result. One b x b inverse holds the kernels of b submatrices at once:
 its column j vanishes on all sampled rows but the j-th. And a candidate that shows no zeros in a
 few other rows is refused without looking at the rest.
+
+One place where we leave the paper: every second step draws rows by how many of the directions found
+so far vanish there. Where inputs are not centred, samples share their zeros (a neuron that is on for
+all of them helps nobody), and such draws hit the missing directions far more often.
 """
 
 from __future__ import annotations
@@ -38,6 +42,8 @@ class SamplingFinder:
         stop_match: the sparsity match at which to stop early. Without it: 1 for a clean update,
             0.99 for a noisy one, whose patterns cannot match in every entry.
         rows: rows of a submatrix. Without it: b-1, and b+1 for a noisy update as in the paper.
+        adaptive: let every second step draw rows by the zeros found so far; False draws uniformly
+            throughout, as the paper does.
     """
 
     max_samples: int | None = None
@@ -45,6 +51,7 @@ class SamplingFinder:
     threshold: float | None = None
     stop_match: float | None = None
     rows: int | None = None
+    adaptive: bool = True
 
     def __post_init__(self) -> None:
         if self.max_samples is not None and self.max_samples < 1:
@@ -70,11 +77,13 @@ class SamplingFinder:
         expected = theory.expected_samples_narrow(b, max(p.side.size for p in pools))
         budget = self._budget(expected)
         rows = self._rows(factors)
-        sampled, next_look = 0, [0] * len(pools)
+        sampled, steps, next_look = 0, 0, [0] * len(pools)
         while sampled < budget and not watch.expired:
+            steps += 1
             for i, pool in enumerate(pools):
                 if rows == b - 1:
-                    candidates, count = kernels_by_inverse(pool.side.white, generator)
+                    weights = pool.zero_counts if self.adaptive and steps % 2 == 0 else None
+                    candidates, count = kernels_by_inverse(pool.side.white, generator, weights)
                 else:
                     candidates, count = kernels_by_gram(pool.side, rows, generator)
                 sampled = watch.count("submatrices", count)
@@ -82,7 +91,7 @@ class SamplingFinder:
                 # As Algorithm 1, only once b independent directions are at hand. Those in
                 # reserve are mostly mixes: a choice with them is looked at now and then.
                 if (grown and pool.complete) or (sampled >= next_look[i] and pool.sufficient):
-                    next_look[i] = 4 * sampled
+                    next_look[i] = 3 * sampled // 2
                     yield pool.snapshot()
             found = max(len(pool) for pool in pools)
             watch.report("search", done=sampled, expected=expected, found=found, batch_size=b)
@@ -116,12 +125,16 @@ def _sparse_sides(factors: Factors) -> list[Side]:
 
 
 def kernels_by_inverse(
-    white: Tensor, generator: torch.Generator, inverses: int = _INVERSES
+    white: Tensor,
+    generator: torch.Generator,
+    weights: Tensor | None = None,
+    inverses: int = _INVERSES,
 ) -> tuple[Tensor, int]:
     """Kernels of random (b-1)-row submatrices that look sparse, (k, b), and how many were tried.
 
     A random permutation of the rows is cut into blocks of b: each block is a uniform draw, and the
-    rows behind it serve as its probes.
+    rows behind it serve as its probes. With weights (rows,) heavy rows come first, and only the
+    first half of the permutation is used.
     """
     r, b = white.shape
     if b == 1:
@@ -129,9 +142,13 @@ def kernels_by_inverse(
     blocks, probes = r // b, min(_PROBES, r - b)
     if blocks < 1:
         return white.new_zeros(0, b), 1
+    if weights is not None:
+        blocks = -(-blocks // 2)
     rows = white.float()  # (r, b)
     shuffles = -(-inverses // blocks)
-    order = torch.rand(shuffles, r, generator=generator, device=white.device).argsort(1)
+    keys = torch.rand(shuffles, r, generator=generator, device=white.device)
+    # Exponential clocks: the row that rings first is drawn with probability proportional to weight.
+    order = (keys if weights is None else -keys.log() / weights.float()).argsort(1)
     block = b * torch.arange(blocks, device=white.device)[:, None]
     drawn = order[:, block + torch.arange(b, device=white.device)].flatten(0, 1)  # (N, b)
     others = order[:, (block + b + torch.arange(probes, device=white.device)) % r].flatten(0, 1)

@@ -41,7 +41,7 @@ def select(factors: Factors, pool: Directions, watch: Watch) -> Selection | None
     """GreedyFilter: the sparsest independent directions, then the swaps that raise lambda most."""
     if pool.side.name == "inputs":
         return _select_inputs(factors, pool)
-    chosen = sparsest_independent(pool.vectors, pool.sparsity + pool.firm)
+    chosen = sparsest_independent(pool.vectors, pool.sparsity + pool.firmness)
     if len(chosen) < factors.b:
         return None
     problem = _Matching(factors, pool)
@@ -166,7 +166,7 @@ def _select_inputs(factors: Factors, pool: Directions) -> Selection | None:
     lengths = (C / s).norm(dim=1)  # noise of an entry of x, in units of the update's
     X = (pool.side.basis / s) @ C.T  # (rows, c)
     negative = (~(X >= -UNDECIDED * pool.side.zero * lengths)).sum(0)  # (c,)
-    order = pool.sparsity + pool.firm - 2 * negative.to(pool.sparsity)
+    order = pool.sparsity + pool.firmness - 3 * negative.to(pool.sparsity)
     chosen = sparsest_independent(pool.vectors, order)
     if len(chosen) < factors.b:
         return None

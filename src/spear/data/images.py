@@ -123,7 +123,15 @@ class _ArraysOnly(pickle.Unpickler):
             return _reconstruct()
         if module == "numpy" and name in ("ndarray", "dtype"):
             return getattr(np, name)
+        if (module, name) == ("_codecs", "encode"):  # how old protocols write bytes
+            return _latin1
         raise DataError(f"the file wants to load {module}.{name}: expected nothing but arrays")
+
+
+def _latin1(text: str, encoding: str = "latin1") -> bytes:
+    if encoding != "latin1":
+        raise DataError(f"the file wants the codec {encoding!r}: expected latin1")
+    return text.encode("latin1")
 
 
 def _reconstruct() -> object:

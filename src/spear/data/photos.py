@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +24,12 @@ PHOTOS = (
     "coins",
     "clock",
     "gravel",
-    "brick",
     "grass",
+    "brick",
 )
+
+
+Crop = tuple[str, Any, tuple[int, int, int, int]]  # photo, image, box
 
 
 def photo_crops(count: int, size: int = 64, seed: int = 0) -> tuple[Tensor, list[str]]:
@@ -39,7 +43,7 @@ def photo_crops(count: int, size: int = 64, seed: int = 0) -> tuple[Tensor, list
         raise InvalidOption(f"expected count >= 1 and size >= 8, got {count} and {size}")
     splits = 1
     while True:  # the coarsest grid with enough squares
-        crops = []
+        crops: list[Crop] = []
         for name in PHOTOS:
             photo = getattr(data, name)()
             image = Image.fromarray(photo[0] if name == "stereo_motorcycle" else photo).convert("RGB")
@@ -52,17 +56,34 @@ def photo_crops(count: int, size: int = 64, seed: int = 0) -> tuple[Tensor, list
         splits += 1
         if min(min(image.size) // splits for _, image, _ in crops) < size:
             raise InvalidOption(f"the photos give {len(crops)} crops of {size} pixels, not {count}")
-    # One crop of each photo, then a second of each, ...: as varied as can be.
-    shuffled = random.Random(seed).sample(crops, len(crops))
-    seen: dict[str, int] = {}
-    rounds = []
-    for crop in shuffled:
-        seen[crop[0]] = seen.get(crop[0], 0) + 1
-        rounds.append((seen[crop[0]], crop))
-    chosen = [crop for _, crop in sorted(rounds, key=lambda pair: pair[0])[:count]]
+    chosen = _one_of_each_first(crops, seed)[:count]
     tiles = [
         torch.frombuffer(bytearray(image.crop(box).resize((size, size)).tobytes()), dtype=torch.uint8)
         for _, image, box in chosen
     ]
     pixels = torch.stack(tiles).view(count, size, size, 3).permute(0, 3, 1, 2).float() / 255
     return pixels.contiguous(), [name for name, _, _ in chosen]
+
+
+def _one_of_each_first(crops: list[Crop], seed: int) -> list[Crop]:
+    """One crop of each photo, then a second of each, ...: those with most to see first.
+
+    Seeds other than 0 draw the crops of each photo at random instead.
+    """
+    draw = random.Random(seed)
+    if seed:
+        rank = {id(crop): draw.random() for crop in crops}
+    else:
+        rank = {id(crop): -_contrast(crop) for crop in crops}
+    rounds: list[tuple[int, int, Crop]] = []
+    for order, name in enumerate(PHOTOS):
+        own = sorted((c for c in crops if c[0] == name), key=lambda c: rank[id(c)])
+        rounds += [(turn, order, crop) for turn, crop in enumerate(own)]
+    return [crop for _, _, crop in sorted(rounds, key=lambda entry: entry[:2])]
+
+
+def _contrast(crop: Crop) -> float:
+    _, image, box = crop
+    thumbnail = image.crop(box).resize((16, 16))
+    pixels = torch.frombuffer(bytearray(thumbnail.tobytes()), dtype=torch.uint8).view(256, 3)
+    return float(pixels.double().std(0).sum())

@@ -1,0 +1,1 @@
+"""What people look at: the demo, its pictures and its page."""

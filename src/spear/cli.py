@@ -1,0 +1,153 @@
+"""The command line: parse, call, show. No maths. The only user of print."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import spear
+from spear import theory as lemmas
+from spear.audit.demo import DemoRun, DemoSettings, run_demo
+from spear.directions import Progress as Step
+from spear.errors import SpearError
+from spear.inversion import Outcome
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Shows, exactly and provably, what a federated-learning update gives away.",
+)
+console = Console(highlight=False)
+
+
+def run() -> None:
+    """Run the command; our own errors end in one sentence and exit code 2."""
+    try:
+        app()
+    except SpearError as error:
+        if "--debug" in sys.argv:
+            raise
+        Console(stderr=True, highlight=False).print(f"[red]spear:[/red] {error}", soft_wrap=True)
+        sys.exit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"spear {spear.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """SPEAR audits what a federated-learning update gives away."""
+
+
+@app.command(epilog="Example: spear demo --batch-size 16 --width 200 --seed 7")
+def demo(
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", help="Photos in the batch.")] = 20,
+    width: Annotated[int, typer.Option("--width", "-m", help="Width of the layers.")] = 400,
+    depth: Annotated[int, typer.Option(help="Linear layers of the network.")] = 6,
+    pixels: Annotated[int, typer.Option(help="Photos are pixels x pixels.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of weights, photos and search.")] = 0,
+    finder: Annotated[str, typer.Option(help="How directions are found.")] = "sampling",
+    max_seconds: Annotated[float | None, typer.Option(help="Stop after this long.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the picture and the page.")] = Path(
+        "spear-demo"
+    ),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
+) -> None:
+    """Recover real photos from one gradient, and show them beside the originals."""
+    settings = DemoSettings(batch_size, width, depth, pixels, seed, finder, max_seconds)
+    if not quiet:
+        console.print(
+            f"A client computes one gradient on [b]{batch_size}[/b] private photos "
+            f"({pixels} x {pixels}, {depth}-layer ReLU network of width {width}).\n"
+            "The server sees the model and the gradient, nothing else."
+        )
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[detail]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    ) as bars:
+        task = bars.add_task("factorising", total=1, detail="")
+
+        def show(step: Step) -> None:
+            done = -math.expm1(-step.done / step.expected) if step.expected else 0.0
+            detail = f"{step.done:,} submatrices, {step.found} directions" if step.done else ""
+            bars.update(task, description=step.stage, completed=done, detail=detail)
+
+        run = run_demo(settings, show)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "recovered.png").write_bytes(run.picture())
+    (out / "report.html").write_text(run.page(), encoding="utf-8")
+    _show_demo(run, out, quiet)
+    if run.result.outcome is not Outcome.EXACT:
+        raise typer.Exit(1)
+
+
+def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
+    if not quiet:
+        table = Table("photo", "PSNR (dB)", "certified", "label", "label found")
+        for row in run.samples():
+            found = row["found_label"]
+            table.add_row(
+                str(row["name"]),
+                f"{row['psnr']:.1f}",
+                "[green]yes[/green]" if row["certified"] else "[red]no[/red]",
+                str(row["label"]),
+                "none" if found is None else str(found),
+            )
+        console.print(table)
+    colour = "green" if run.result.outcome is Outcome.EXACT else "red"
+    submatrices = int(run.result.stats.get("submatrices", 0))
+    console.print(
+        f"[b {colour}]{run.result.outcome.name}[/b {colour}]: {run.result.reason} "
+        f"({run.seconds:.1f} s, {submatrices:,} submatrices)",
+        soft_wrap=True,
+    )
+    console.print(f"picture: {out / 'recovered.png'}\npage:    {out / 'report.html'}", soft_wrap=True)
+
+
+@app.command(epilog="Example: spear theory --batch-size 16 --width 200")
+def theory(
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", help="b")] = 20,
+    width: Annotated[int, typer.Option("--width", "-m", help="m")] = 200,
+    p: Annotated[float, typer.Option(help="Failure probability allowed.")] = 1e-8,
+    false_rejection: Annotated[float, typer.Option(help="p_fr of the sparsity filter.")] = 1e-10,
+) -> None:
+    """What the paper's lemmas say about a batch size and a width."""
+    b, m = batch_size, width
+    table = Table("quantity", "value", title=f"b = {b}, m = {m}")
+    tau = lemmas.sparsity_threshold(m, false_rejection)
+    rows = {
+        "q: a submatrix gives a direction": f"{lemmas.success_probability(b):.3g}",
+        "expected submatrices, m >> b": f"{lemmas.expected_samples(b):.3g}",
+        f"expected submatrices at m = {m}": f"{lemmas.expected_samples_narrow(b, m):.3g}",
+        f"submatrices with probability 1 - {p:g}": (
+            f"{lemmas.samples_with_high_probability(b, p, false_rejection):.3g}"
+        ),
+        f"tau for p_fr = {false_rejection:g}": f"{tau:g}",
+        "failure even if exhaustive, bound": f"{lemmas.failure_bound(b, m, false_rejection):.3g}",
+        "failure even if exhaustive, approximation": (
+            f"{lemmas.failure_approximation(b, m, false_rejection):.3g}"
+        ),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
