@@ -56,7 +56,9 @@ def main(
 
 @app.command(epilog="Example: spear demo --batch-size 16 --width 200 --seed 7")
 def demo(
-    batch_size: Annotated[int, typer.Option("--batch-size", "-b", help="Photos in the batch.")] = 20,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", "-b", help="Photos in the batch.")
+    ] = 20,
     width: Annotated[int, typer.Option("--width", "-m", help="Width of the layers.")] = 400,
     depth: Annotated[int, typer.Option(help="Linear layers of the network.")] = 6,
     pixels: Annotated[int, typer.Option(help="Photos are pixels x pixels.")] = 64,
@@ -121,7 +123,9 @@ def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
         f"({run.seconds:.1f} s, {submatrices:,} submatrices)",
         soft_wrap=True,
     )
-    console.print(f"picture: {out / 'recovered.png'}\npage:    {out / 'report.html'}", soft_wrap=True)
+    console.print(
+        f"picture: {out / 'recovered.png'}\npage:    {out / 'report.html'}", soft_wrap=True
+    )
 
 
 @app.command(epilog="Example: spear theory --batch-size 16 --width 200")

@@ -42,7 +42,9 @@ class Directions:
     side: Side
     vectors: Tensor  # (b, c) of unit length
     zeros: Tensor  # (rows, c) bool
-    firmness: Tensor  # (c,) how many zero rows can be left out, whichever they are: 0, 1, or 2 and more
+    firmness: (
+        Tensor  # (c,) how many zero rows can be left out, whichever they are: 0, 1, or 2 and more
+    )
 
     def __len__(self) -> int:
         return self.vectors.shape[1]
@@ -187,7 +189,7 @@ def redundant(side: Side, directions: Tensor, zeros: Tensor) -> Tensor:
         zeros: (k, rows) bool.
     """
     answers = [torch.zeros(0, dtype=torch.bool, device=zeros.device)]
-    for q, pattern in zip(directions.split(512), zeros.split(512), strict=True):
+    for q, pattern in zip(torch.split(directions, 512), torch.split(zeros, 512), strict=True):
         inverse = _inverse_gram(side, q, pattern)
         leverage = ((side.white @ inverse) * side.white).sum(-1)  # (k, rows)
         held = ((leverage < 1 - _FREE) | ~pattern).all(1)

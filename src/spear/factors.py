@@ -168,12 +168,15 @@ def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
     clean = torch.where(quiet & (s[:-1] > floor), drop, 0.0)
     if r > 1 and float(clean.max()) >= 100:
         return int(clean.argmax()) + 1
-    # Gaussian noise keeps to the edge; at least a fifth of the spectrum has to show it.
-    bulk = torch.nonzero((s <= 1.1 * edge)[: r - max(3, r // 5)]).flatten()
+    # Gaussian noise keeps to the edge, and the samples stand out of it; a spectrum that merely
+    # levels off is a batch as large as the layer. A fifth of the spectrum has to show the noise.
+    shown = r - max(3, r // 5)
+    bulk = torch.nonzero((s <= 1.1 * edge)[:shown]).flatten()
     if len(bulk):
-        return int(bulk[0])
-    if r > 1 and float(clean.max()) >= 10:
-        return int(clean.argmax()) + 1
+        rank = int(bulk[0])
+        return rank if rank == 0 or float(drop[rank - 1]) >= 1.2 else None
+    if shown > 0 and float(clean[:shown].max()) >= 10:
+        return int(clean[:shown].argmax()) + 1
     return None
 
 
@@ -186,24 +189,25 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.detach().to(working_device(tensor.device), torch.float64)
 
 
-def _column_blocks(G: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of columns in float64, a few megabytes each."""
-    width = max(1, _BLOCK // len(G))
+def _column_blocks(G: Tensor, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of columns in float64, a few megabytes each; every block reuses the same memory."""
+    width = min(G.shape[1], width or max(1, _BLOCK // len(G)))
+    device = working_device(G.device)
+    buffer = torch.empty(len(G), width, dtype=torch.float64, device=device)
     for start in range(0, G.shape[1], width):
         columns = slice(start, min(start + width, G.shape[1]))
-        yield columns, _double(G[:, columns])
+        yield columns, buffer[:, : columns.stop - start].copy_(G.detach()[:, columns])
 
 
 def _live(G: Tensor) -> tuple[Tensor, Tensor]:
     """Rows and columns with any gradient at all."""
     device = working_device(G.device)
-    rows = torch.zeros(len(G), dtype=torch.bool, device=device)
-    columns = []
-    for _, block in _column_blocks(G):
-        nonzero = block != 0
-        rows |= nonzero.any(1)
-        columns.append(nonzero.any(0))
-    return rows, torch.cat(columns)
+    rows = torch.stack([row.any() for row in G])
+    columns = torch.empty(G.shape[1], dtype=torch.bool, device=G.device)
+    width = max(1, _BLOCK // len(G))
+    for start in range(0, G.shape[1], width):
+        columns[start : start + width] = G[:, start : start + width].any(0)
+    return rows.to(device), columns.to(device)
 
 
 def _left_factor(G: Tensor, live_rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,30 +215,31 @@ def _left_factor(G: Tensor, live_rows: Tensor) -> tuple[Tensor, Tensor]:
 
     Only a triangle of the smaller dimension is kept from block to block.
     """
-    m = int(live_rows.sum())
-    if m == 0:
+    if not bool(live_rows.any()):
         return torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
-    if m <= G.shape[1]:
-        triangle = None
-        for _, block in _column_blocks(G):
-            triangle = _grow(triangle, block[live_rows].T)  # G^T = (orthonormal) triangle
-        assert triangle is not None
-        U, s, _ = torch.linalg.svd(triangle.T, full_matrices=False)
+    if int(live_rows.sum()) <= G.shape[1]:
+        U, s, _ = torch.linalg.svd(_triangle(G, live_rows).T, full_matrices=False)
         return U, s
-    triangle = None
+    everything = torch.ones(G.shape[1], dtype=torch.bool, device=live_rows.device)
+    _, s, Vt = torch.linalg.svd(_triangle(G.T, everything), full_matrices=False)
     step = max(1, _BLOCK // G.shape[1])
-    for start in range(0, len(G), step):
-        triangle = _grow(triangle, _double(G[start : start + step]))  # G = (orthonormal) triangle
-    assert triangle is not None
-    _, s, Vt = torch.linalg.svd(triangle, full_matrices=False)
-    left = torch.cat([_double(rows) @ Vt.T for rows in G.split(step)])[live_rows.to(Vt.device)]
-    return left / s.clamp_min(torch.finfo(s.dtype).tiny), s
+    left = torch.cat([_double(rows) @ Vt.T for rows in torch.split(G, step)])[live_rows]
+    return torch.linalg.qr(left).Q, s  # G V, sorted from loud to quiet: orthonormalised, it is U
 
 
-def _grow(triangle: Tensor | None, rows: Tensor) -> Tensor:
-    stacked = rows if triangle is None else torch.cat([triangle, rows])
-    R: Tensor = torch.linalg.qr(stacked, mode="r").R
-    return R
+def _triangle(G: Tensor, live_rows: Tensor) -> Tensor:
+    """The triangle of the QR decomposition of G^T, taken block by block of G's columns."""
+    m = int(live_rows.sum())
+    width = min(G.shape[1], max(m, _BLOCK // m))
+    stacked = torch.zeros(m, m + width, dtype=torch.float64, device=live_rows.device)
+    for columns, block in _column_blocks(G, width):
+        end = m + columns.stop - columns.start
+        stacked[:, m:end] = block[live_rows]
+        R = torch.linalg.qr(
+            stacked[:, :end].T, mode="r"
+        ).R  # a transposed view: LAPACK's own layout
+        stacked[:, :m] = R.T
+    return stacked[:, :m].T
 
 
 def _noise(U: Tensor, s: Tensor, b: int, m: int, n: int) -> tuple[float, float]:

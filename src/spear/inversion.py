@@ -80,6 +80,7 @@ def invert(
         on_progress: called with a `Progress` as the work goes on.
         throw: raise `NotExact` unless the outcome is EXACT.
 
+    >>> from spear import observe
     >>> net = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 5))
     >>> x, y = torch.randn(3, 30), torch.tensor([0, 4, 2])
     >>> loss = nn.functional.cross_entropy(net(x), y)

@@ -50,7 +50,9 @@ def score(recovered: Tensor, truth: Tensor) -> Score:
     ([2, 0, 1], 100, True)
     """
     if recovered.shape[1:] != truth.shape[1:]:
-        raise ValueError(f"expected samples of shape {tuple(truth.shape[1:])}, got {recovered.shape}")
+        raise ValueError(
+            f"expected samples of shape {tuple(truth.shape[1:])}, got {recovered.shape}"
+        )
     found = recovered.detach().flatten(1).double().cpu()
     true = truth.detach().flatten(1).double().cpu()
     # Squared distances up to a constant per row decide the assignment; each pair is then exact.
@@ -59,5 +61,5 @@ def score(recovered: Tensor, truth: Tensor) -> Score:
     pairs = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     matched = [pairs[i] for i in range(len(found)) if i in pairs]
     mse = (found[list(pairs)] - true[matched]).square().mean(1)
-    psnr = torch.where(mse > 0, -10 * mse.log10(), PERFECT_DB).nan_to_num(-PERFECT_DB)
+    psnr = torch.where(mse == 0, PERFECT_DB, -10 * mse.log10()).nan_to_num(-PERFECT_DB)
     return Score(psnr, torch.tensor(matched, dtype=torch.int64), len(true) - len(matched))

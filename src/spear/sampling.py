@@ -11,6 +11,7 @@ all of them helps nobody), and such draws hit the missing directions far more of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -81,11 +82,14 @@ class SamplingFinder:
         while sampled < budget and not watch.expired:
             steps += 1
             for i, pool in enumerate(pools):
+                most = max(1, math.ceil(min((budget - sampled) / b, _INVERSES)))
                 if rows == b - 1:
                     weights = pool.zero_counts if self.adaptive and steps % 2 == 0 else None
-                    candidates, count = kernels_by_inverse(pool.side.white, generator, weights)
+                    candidates, count = kernels_by_inverse(
+                        pool.side.white, generator, weights, most
+                    )
                 else:
-                    candidates, count = kernels_by_gram(pool.side, rows, generator)
+                    candidates, count = kernels_by_gram(pool.side, rows, generator, most)
                 sampled = watch.count("submatrices", count)
                 grown = pool.add(candidates)
                 # As Algorithm 1, only once b independent directions are at hand. Those in
@@ -183,7 +187,9 @@ def kernels_by_gram(
     q = inverse @ inverse.sum(-1, keepdim=True)
     q = torch.nn.functional.normalize(inverse @ q, dim=-2)  # three steps of inverse iteration
     smallest = (A @ q).square().sum((-2, -1))  # (N,) smallest eigenvalue of the Gram matrix
-    rest = inverse.diagonal(dim1=-2, dim2=-1).sum(-1) - 1 / smallest  # sum of the other 1/eigenvalue
+    rest = (
+        inverse.diagonal(dim1=-2, dim2=-1).sum(-1) - 1 / smallest
+    )  # sum of the other 1/eigenvalue
     noise = rows * (side.zero / 2) ** 2
     full = (smallest <= noise) & (rest * noise <= 1) & q.isfinite().all(-2).squeeze(-1)
     return q[full].squeeze(-1) * side.scales, len(chosen)

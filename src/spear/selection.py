@@ -165,7 +165,7 @@ def _select_inputs(factors: Factors, pool: Directions) -> Selection | None:
     C = scale((pool.vectors * s[:, None]).T, factors.bias_coordinates)  # (c, b)
     lengths = (C / s).norm(dim=1)  # noise of an entry of x, in units of the update's
     X = (pool.side.basis / s) @ C.T  # (rows, c)
-    negative = (~(X >= -UNDECIDED * pool.side.zero * lengths)).sum(0)  # (c,)
+    negative = (~(-UNDECIDED * pool.side.zero * lengths <= X)).sum(0)  # (c,)
     order = pool.sparsity + pool.firmness - 3 * negative.to(pool.sparsity)
     chosen = sparsest_independent(pool.vectors, order)
     if len(chosen) < factors.b:

@@ -39,7 +39,7 @@ def success_probability(b: int) -> float:
     _check(b)
     if b == 1:
         return 1.0  # the empty submatrix: its kernel is the whole line
-    return b / 2 ** (b - 1) * (1 - SINGULAR_BASE ** (b - 1))
+    return b * math.exp2(1 - b) * (1 - math.pow(SINGULAR_BASE, b - 1))
 
 
 def harmonic(b: int) -> float:

@@ -122,7 +122,9 @@ def observe(
         unused = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
         given = [name for name, value in unused.items() if value is not None]
         if given:
-            raise InvalidOption(f"{', '.join(given)} belong to after= (FedAvg); gradients need none")
+            raise InvalidOption(
+                f"{', '.join(given)} belong to after= (FedAvg); gradients need none"
+            )
         assert gradients is not None
         named = _by_name(model, gradients)
     reports = inspect_layers(model)
@@ -189,7 +191,9 @@ def _by_name(
         grads = list(gradients)
         if len(grads) not in (len(names), len(trainable)):
             raise InvalidUpdate(
-                [f"expected {len(names)} gradients, one per parameter of the model, got {len(grads)}"]
+                [
+                    f"expected {len(names)} gradients, one per parameter of the model, got {len(grads)}"
+                ]
             )
         named = dict(zip(names if len(grads) == len(names) else trainable, grads, strict=True))
     problems, present = [], {}
@@ -197,7 +201,9 @@ def _by_name(
         if grad is None:
             continue
         if not isinstance(grad, Tensor):
-            problems.append(f"the gradient of {name!r} is a {type(grad).__name__}, expected a tensor")
+            problems.append(
+                f"the gradient of {name!r} is a {type(grad).__name__}, expected a tensor"
+            )
         elif grad.shape != parameters[name].shape:
             problems.append(
                 f"the gradient of {name!r} has shape {tuple(grad.shape)}, "
@@ -280,7 +286,9 @@ def _problems(view: LayerUpdate) -> list[str]:
 
 def _shape_problems(view: LayerUpdate) -> list[str]:
     if view.weight.ndim != 2 or view.weight.numel() == 0:
-        return [f"weight has shape {tuple(view.weight.shape)}, expected (outputs, inputs), not empty"]
+        return [
+            f"weight has shape {tuple(view.weight.shape)}, expected (outputs, inputs), not empty"
+        ]
     m, n = view.weight.shape
     expected = {"bias": (m,), "weight_grad": (m, n), "bias_grad": (m,)}
     return [

@@ -92,7 +92,9 @@ def tiny_imagenet(root: Path) -> ImageData:
     base = folder.parent.parent
     wnids = (base / "wnids.txt").read_text().split()
     index = {wnid: i for i, wnid in enumerate(wnids)}
-    rows = [line.split("\t") for line in (base / "val/val_annotations.txt").read_text().splitlines()]
+    rows = [
+        line.split("\t") for line in (base / "val/val_annotations.txt").read_text().splitlines()
+    ]
     names, labels = [row[0] for row in rows], [index[row[1]] for row in rows]
 
     def read(indices: Sequence[int]) -> Tensor:

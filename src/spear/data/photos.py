@@ -46,7 +46,9 @@ def photo_crops(count: int, size: int = 64, seed: int = 0) -> tuple[Tensor, list
         crops: list[Crop] = []
         for name in PHOTOS:
             photo = getattr(data, name)()
-            image = Image.fromarray(photo[0] if name == "stereo_motorcycle" else photo).convert("RGB")
+            image = Image.fromarray(photo[0] if name == "stereo_motorcycle" else photo).convert(
+                "RGB"
+            )
             edge = min(image.size) // splits
             for top in range(0, image.height - edge + 1, edge):
                 for left in range(0, image.width - edge + 1, edge):
@@ -58,7 +60,9 @@ def photo_crops(count: int, size: int = 64, seed: int = 0) -> tuple[Tensor, list
             raise InvalidOption(f"the photos give {len(crops)} crops of {size} pixels, not {count}")
     chosen = _one_of_each_first(crops, seed)[:count]
     tiles = [
-        torch.frombuffer(bytearray(image.crop(box).resize((size, size)).tobytes()), dtype=torch.uint8)
+        torch.frombuffer(
+            bytearray(image.crop(box).resize((size, size)).tobytes()), dtype=torch.uint8
+        )
         for _, image, box in chosen
     ]
     pixels = torch.stack(tiles).view(count, size, size, 3).permute(0, 3, 1, 2).float() / 255
@@ -70,7 +74,7 @@ def _one_of_each_first(crops: list[Crop], seed: int) -> list[Crop]:
 
     Seeds other than 0 draw the crops of each photo at random instead.
     """
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311 (a choice of pictures, no secret)
     if seed:
         rank = {id(crop): draw.random() for crop in crops}
     else:

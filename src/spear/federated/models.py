@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
@@ -30,7 +32,7 @@ def mlp(
             torch.manual_seed(seed)
         sizes = [inputs, *[width] * (depth - 1), classes]
         layers: list[nn.Module] = []
-        for i, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for i, (before, after) in enumerate(pairwise(sizes)):
             layers.append(nn.Linear(before, after))
             if i < depth - 1:
                 layers.append(nn.ReLU())

@@ -1,0 +1,113 @@
+import html
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("typer", reason="needs the cli extra")
+pytest.importorskip("skimage", reason="needs the cli extra")
+
+from spear.audit.demo import DemoSettings, run_demo
+from spear.audit.pictures import png, side_by_side
+from spear.errors import InvalidOption
+from spear.inversion import Outcome
+
+SMALL = ["--batch-size", "6", "--width", "120", "--depth", "3", "--pixels", "16"]
+
+
+def spear(*arguments, **options):
+    command = [sys.executable, "-m", "spear", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, **options
+    )
+
+
+def test_the_demo_recovers_photos_and_writes_a_picture_and_a_page(tmp_path):
+    out = tmp_path / "result"
+    done = spear("demo", *SMALL, "--out", str(out), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "EXACT: all 6 samples recovered, proved by replay" in done.stdout
+    assert done.stdout.count(" yes ") == 6
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["result"]
+    assert (out / "recovered.png").read_bytes().startswith(b"\x89PNG")
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 12
+    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    assert "http" not in page
+
+
+def test_the_demo_says_when_it_fails(tmp_path):
+    done = spear(
+        "demo",
+        "-b",
+        "30",
+        "-m",
+        "100",
+        "--pixels",
+        "16",
+        "--max-seconds",
+        "1",
+        "-q",
+        "--out",
+        str(tmp_path),
+    )
+    assert done.returncode == 1
+    assert "FAILED" in done.stdout
+    assert "max_seconds" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "-b", "0"], "expected batch size >= 1"),
+        (["demo", *SMALL, "--finder", "luck"], "expected finder to be one of"),
+        (["theory", "-b", "10", "--p", "1e-12"], "use p_fr below"),
+    ],
+)
+def test_errors_are_one_sentence_with_exit_code_two(arguments, message, tmp_path):
+    done = spear(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    debug = spear("--debug", *arguments, cwd=tmp_path)
+    assert "Traceback" in debug.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_theory_and_version():
+    table = spear("theory", "--batch-size", "16")
+    assert "1.81e+05" in table.stdout
+    assert re.fullmatch(r"spear \d+\.\d+\.\d+", spear("--version").stdout.strip())
+    assert "demo" in spear("--help").stdout
+
+
+def test_names_are_escaped_in_the_page():
+    run = run_demo(DemoSettings(batch_size=2, width=60, depth=2, pixels=8))
+    assert run.result.outcome is Outcome.EXACT
+    run.names[0] = "<script>alert(1)</script>"
+    page = run.page()
+    assert "<script>" not in page
+    assert html.escape(run.names[0]) in page
+
+
+def test_uncertified_samples_are_left_grey():
+    run = run_demo(DemoSettings(batch_size=2, width=60, depth=2, pixels=8))
+    run.result.certified[0] = False
+    assert (
+        run.picture() != run_demo(DemoSettings(batch_size=2, width=60, depth=2, pixels=8)).picture()
+    )
+
+
+def test_pictures_take_any_values():
+    wild = torch.tensor([[[-1.0, 2.0], [float("nan"), 0.5]]])
+    assert png(wild, scale=3).startswith(b"\x89PNG")
+    assert side_by_side(torch.rand(3, 3, 100, 100), torch.rand(3, 3, 100, 100), "x").startswith(
+        b"\x89"
+    )
+
+
+def test_demo_settings_are_checked():
+    with pytest.raises(InvalidOption, match="depth >= 2"):
+        DemoSettings(depth=1)

@@ -1,0 +1,104 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planted import plant
+from spear.directions import Pool, Watch, firmness, redundant, round_to_kernel
+from spear.factors import factorise
+
+
+def truth(planted, factors):
+    """True directions (b, b) as unit columns, and true zeros (live rows, b)."""
+    R = factors.combine(torch.diag(1 / factors.singular_values))
+    Q = torch.linalg.inv(planted.inputs.double() @ R.T)
+    zeros = (planted.model[0](planted.inputs) <= 0).T
+    return Q / Q.norm(dim=0), zeros[factors.live_rows]
+
+
+@settings(deadline=None, max_examples=15)
+@given(b=st.integers(1, 8), seed=st.integers(0, 1000), push=st.floats(0, 1e-8))
+def test_rounding_finds_the_exact_direction_from_near_by(b, seed, push):
+    planted = plant(b, m=80, n=60, seed=seed)
+    factors = factorise(planted.view)
+    Q, zeros = truth(planted, factors)
+    noise = torch.randn(Q.shape, generator=torch.Generator().manual_seed(seed), dtype=Q.dtype)
+    for i in range(b):
+        found = round_to_kernel(factors.outputs, Q[:, i] + push * noise[:, i])
+        assert found is not None
+        q, pattern = found
+        assert 1 - float((q @ Q[:, i]).abs()) < 1e-10
+        assert torch.equal(pattern, zeros[:, i])
+
+
+def test_a_dense_direction_has_no_kernel():
+    planted = plant(6, m=80)
+    side = factorise(planted.view).outputs
+    assert round_to_kernel(side, torch.randn(6, dtype=torch.float64)) is None
+
+
+def test_samples_are_firm_and_mixes_are_not():
+    planted = plant(6, m=80)
+    factors = factorise(planted.view)
+    side = factors.outputs
+    Q, zeros = truth(planted, factors)
+    white = torch.nn.functional.normalize(Q * side.scales[:, None], dim=0)
+    for i in range(6):
+        assert firmness(side, white[:, i], zeros[:, i]) == 2
+    assert bool(redundant(side, white.T, zeros.T).all())
+    # A mix of two samples that is made to vanish in one more row.
+    i, j = 0, 1
+    both_on = (~zeros[:, i] & ~zeros[:, j]).nonzero()[0, 0]
+    D = side.basis @ Q
+    mix = Q[:, i] * D[both_on, j] - Q[:, j] * D[both_on, i]
+    pattern = zeros[:, i] & zeros[:, j]
+    pattern[both_on] = True
+    mixed = torch.nn.functional.normalize(mix * side.scales, dim=0)
+    assert firmness(side, mixed, pattern) == 0
+    assert not bool(redundant(side, mixed[None], pattern[None]).any())
+
+
+def test_a_pool_drops_duplicates_signs_and_mixes():
+    planted = plant(5, m=80)
+    factors = factorise(planted.view)
+    Q, _ = truth(planted, factors)
+    white = (Q * factors.outputs.scales[:, None]).T
+    pool = Pool(factors.outputs, threshold=0.2)
+    assert pool.add(torch.cat([white, -3 * white, white[:2] + white[2:4]]))
+    assert len(pool) == 5
+    assert pool.complete
+    assert pool.sufficient
+    assert not pool.add(white)
+    assert pool.snapshot().vectors.shape == (5, 5)
+
+
+def test_the_sparsity_filter_refuses_dense_directions():
+    planted = plant(5, m=80)
+    factors = factorise(planted.view)
+    Q, zeros = truth(planted, factors)
+    threshold = float((zeros[:, 0].sum() + factors.outputs.silent + 0.5) / factors.outputs.size)
+    pool = Pool(factors.outputs, threshold)
+    pool.add((Q * factors.outputs.scales[:, None]).T[:1])
+    assert len(pool) == 0
+
+
+def test_the_watch_keeps_time_and_counts():
+    steps = []
+    watch = Watch(on_progress=steps.append, max_seconds=0.0)
+    assert watch.expired
+    assert watch.count("submatrices", 5) == 5
+    assert watch.count("submatrices", 2) == 7
+    watch.report("search", done=7, found=1, batch_size=4)
+    assert (steps[0].stage, steps[0].done, steps[0].batch_size) == ("search", 7, 4)
+    assert not Watch().expired
+
+
+@pytest.mark.parametrize("b", [2, 6])
+def test_directions_count_silent_rows_as_zeros(b):
+    planted = plant(b, m=40)
+    factors = factorise(planted.view)
+    Q, zeros = truth(planted, factors)
+    pool = Pool(factors.outputs, threshold=0.1)
+    pool.add((Q * factors.outputs.scales[:, None]).T)
+    expected = ((zeros.sum(0) + factors.outputs.silent) / 40).sort().values
+    assert torch.allclose(pool.snapshot().sparsity.sort().values, expected)

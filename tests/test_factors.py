@@ -1,0 +1,170 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spear
+from planted import plant
+from spear.factors import batch_size_from, factorise, working_device
+
+
+def low_rank(m, n, b, seed=0, decay=0.0, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    D = torch.randn(m, b, generator=g, dtype=torch.float64)
+    D *= torch.rand(m, b, generator=g) < 0.5
+    D *= torch.logspace(0, -decay, b, dtype=torch.float64)
+    X = torch.randn(b, n, generator=g, dtype=torch.float64)
+    return D.to(dtype), X.to(dtype)
+
+
+def view_of(G, g):
+    m, n = G.shape
+    return spear.LayerUpdate(
+        weight=torch.zeros(m, n, dtype=G.dtype),
+        bias=torch.zeros(m, dtype=G.dtype),
+        weight_grad=G,
+        bias_grad=g,
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    m=st.integers(12, 80), n=st.integers(12, 80), b=st.integers(1, 8), seed=st.integers(0, 10_000)
+)
+def test_the_factors_multiply_back(m, n, b, seed):
+    D, X = low_rank(m, n, b, seed)
+    factors = factorise(view_of(D @ X, D.sum(1)))
+    assert factors.batch_size == int(torch.linalg.matrix_rank(D))
+    if factors.batch_size:
+        R = factors.combine(torch.diag(1 / factors.singular_values))
+        assert torch.allclose(factors.L @ R, D @ X, atol=1e-12)
+        assert torch.allclose(R @ R.T, torch.eye(len(R), dtype=R.dtype), atol=1e-9)
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 1000), scale=st.floats(1e-20, 1e20))
+def test_scaling_and_permuting_the_gradient_change_nothing(seed, scale):
+    D, X = low_rank(40, 30, 5, seed)
+    G = D @ X
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
+    plain = factorise(view_of(G, D.sum(1)))
+    other = factorise(view_of(G[order] * scale, D[order].sum(1) * scale))
+    assert other.batch_size == plain.batch_size
+    assert torch.allclose(other.singular_values, plain.singular_values * scale, rtol=1e-9)
+    assert other.zero == pytest.approx(plain.zero * scale, rel=10)
+
+
+@pytest.mark.parametrize(("m", "n"), [(60, 500), (500, 60)])
+def test_the_condition_number_is_not_squared(m, n):
+    D, X = low_rank(m, n, 8, decay=11)  # squared, 1e-22 would be far below rounding
+    factors = factorise(view_of(D @ X, D.sum(1)))
+    assert factors.batch_size == 8
+    outside = D - factors.left @ (factors.left.T @ D)
+    assert float((outside.norm(dim=0) / D.norm(dim=0)).max()) < 1e-4
+    assert torch.allclose(
+        factors.left.T @ factors.left, torch.eye(8, dtype=torch.float64), atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("m", [20, 300])
+def test_streaming_agrees_with_one_svd(m, monkeypatch):
+    import spear.factors
+
+    monkeypatch.setattr(spear.factors, "_BLOCK", 64)
+    D, X = low_rank(m, 90, 6)
+    G = D @ X + 1e-6 * torch.randn(m, 90, dtype=torch.float64)
+    factors = factorise(view_of(G, D.sum(1)))
+    exact = torch.linalg.svdvals(G[factors.live_rows])
+    assert torch.allclose(factors.spectrum, exact, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_noise_level_is_measured(dtype):
+    planted = plant(6, m=100, n=200, dtype=dtype)
+    factors = factorise(planted.view)
+    truth = plant(6, m=100, n=200, dtype=torch.float64)
+    if dtype is torch.float32:
+        exact = truth.gradients["0.weight"]  # same inputs up to rounding, so only an upper bound
+        del exact
+        assert 1e-9 < factors.relative_noise < 1e-6
+    else:
+        assert factors.relative_noise < 1e-13
+    assert not factors.noisy
+
+
+def test_gaussian_noise_is_measured_to_a_few_percent():
+    planted = plant(6, m=100, n=400, dtype=torch.float64)
+    G = planted.gradients["0.weight"]
+    sigma = 0.01 * float(G.square().mean().sqrt())
+    noisy = G + sigma * torch.randn(G.shape, generator=torch.Generator().manual_seed(1)).double()
+    factors = factorise(view_of(noisy, planted.gradients["0.bias"]))
+    assert factors.batch_size == 6
+    assert factors.noisy
+    assert factors.noise == pytest.approx(sigma, rel=0.05)
+
+
+def test_a_sample_a_thousand_times_weaker_still_counts():
+    planted = plant(8, m=120, n=300)
+    D, X = low_rank(120, 300, 8)
+    D[:, 3] *= 1e-3
+    factors = factorise(view_of((D @ X).float(), D.sum(1).float()))
+    assert factors.batch_size == 8
+    del planted
+
+
+@pytest.mark.parametrize("b", [1, 5, 50, 90])
+def test_every_batch_size_below_the_width_is_read_off(b):
+    planted = plant(b, m=100, n=150)
+    assert factorise(planted.view).batch_size == b
+
+
+@pytest.mark.parametrize("b", [30, 31, 60])
+def test_no_gap_no_batch_size(b):
+    planted = plant(b, m=30, n=80)
+    assert factorise(planted.view).batch_size is None
+
+
+def test_dead_neurons_and_constant_inputs_are_set_aside():
+    D, X = low_rank(40, 50, 4)
+    D[[3, 17, 39]] = 0
+    X[:, [0, 8]] = 0
+    factors = factorise(view_of(D @ X, D.sum(1)))
+    assert factors.batch_size == 4
+    assert factors.outputs.silent == 40 - int(factors.live_rows.sum()) >= 3
+    assert factors.inputs.silent == 2
+    assert float(factors.left[[3, 17, 39]].abs().max()) == 0
+
+
+def test_pure_noise_and_nothing():
+    noise = torch.randn(60, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert batch_size_from(torch.linalg.svdvals(noise), 60, 200, 2e-16) == 0
+    assert factorise(view_of(torch.zeros(5, 6), torch.zeros(5))).batch_size == 0
+
+
+def test_inputs_keep_the_clients_dtype():
+    planted = plant(3)
+    factors = factorise(planted.view)
+    X = factors.reconstruct(torch.eye(3, dtype=torch.float64))
+    assert X.dtype == torch.float32
+    half = factorise(plant(3, dtype=torch.float64).view)
+    assert half.reconstruct(torch.eye(3, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_devices_without_float64_work_on_the_cpu():
+    assert working_device(torch.device("mps")) == torch.device("cpu")
+    assert working_device(torch.device("cuda:1")) == torch.device("cuda:1")
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_a_large_gradient_needs_little_extra_memory():
+    script = Path(__file__).parent.parent / "benchmarks" / "memory.py"
+    command = [sys.executable, str(script), "--n", str(3 * 720 * 720)]
+    measured = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert measured["batch_size"] == 20
+    assert measured["gradient_bytes"] > 1.2e9
+    assert measured["ratio"] < 0.5

@@ -1,0 +1,263 @@
+"""Planted updates through the whole pipeline: the answer must come back, or a defined outcome."""
+
+import itertools
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import spear
+from planted import plant, worst_error
+from spear import InvalidOption, NotExact, Outcome, Proof, SamplingFinder
+from spear.federated import fedsgd, mlp
+
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("b", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_planted_batch_comes_back(b, dtype, seed):
+    planted = plant(b, m=90, dtype=dtype, seed=seed)
+    result = spear.invert(planted.view, model=planted.model)
+    assert result.outcome is Outcome.EXACT
+    assert result.proof is Proof.REPLAY
+    assert result.batch_size == b
+    assert result.match == 1.0
+    assert bool(result.certified.all())
+    assert result.inputs.dtype == dtype
+    assert worst_error(result.inputs, planted.inputs) < TOLERANCE[dtype]
+    order = torch.cdist(result.inputs, planted.inputs).argmin(1)
+    assert torch.equal(result.labels, planted.labels[order])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_layer_alone_is_enough(seed):
+    planted = plant(6, m=90, seed=seed)
+    result = spear.invert(planted.view)
+    assert result.outcome is Outcome.EXACT
+    assert result.proof is Proof.PATTERN
+    assert result.labels is None
+    assert worst_error(result.inputs, planted.inputs) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("depth", [2, 3, 6, 9])
+def test_any_depth(depth):
+    planted = plant(5, m=90, depth=depth)
+    assert spear.invert(planted.view, model=planted.model).outcome is Outcome.EXACT
+
+
+@pytest.mark.parametrize("layer", ["2", "4"])
+@pytest.mark.parametrize("seed", range(2))
+def test_hidden_layers_between_two_relus(layer, seed):
+    planted = plant(4, m=90, n=90, depth=4, seed=seed)
+    view = planted.layer(layer)
+    assert view.relu == "both"
+    result = spear.invert(view, model=planted.model)
+    assert result.outcome is Outcome.EXACT
+    hidden = planted.model[: int(layer)](planted.inputs)
+    assert worst_error(result.inputs, hidden) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_output_layer_has_sparse_inputs_only(seed, with_model):
+    planted = plant(4, m=90, depth=3, classes=20, seed=seed)
+    view = planted.layer("4")
+    assert view.relu == "before"
+    result = spear.invert(view, model=planted.model if with_model else None)
+    assert result.outcome is Outcome.EXACT
+    hidden = planted.model[:4](planted.inputs)
+    assert worst_error(result.inputs, hidden) < TOLERANCE[torch.float32]
+
+
+def test_a_batch_of_one_label():
+    planted = plant(6, m=120, labels=torch.full((6,), 3))
+    result = spear.invert(planted.view, model=planted.model)
+    assert result.outcome is Outcome.EXACT
+    assert result.labels.tolist() == [3] * 6
+
+
+@pytest.mark.parametrize("same_label", [True, False])
+def test_a_sample_that_is_there_twice_counts_once(same_label):
+    x = torch.randn(5, 60, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 1, 2, 3, 4, 0 if same_label else 5])
+    planted = plant(6, m=120, inputs=torch.cat([x, x[:1]]), labels=labels)
+    alone = spear.invert(planted.view)
+    assert (alone.batch_size, alone.outcome) == (5, Outcome.EXACT)
+    assert worst_error(alone.inputs, x) < TOLERANCE[torch.float32]
+    replayed = spear.invert(planted.view, model=planted.model)
+    assert replayed.outcome is (Outcome.EXACT if same_label else Outcome.PARTIAL)
+    assert int(replayed.certified.sum()) == (5 if same_label else 4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("dtype", "outcome"),
+    [(torch.float16, Outcome.EXACT), (torch.bfloat16, Outcome.APPROXIMATE)],
+)
+def test_half_precision_is_read_as_far_as_its_digits_go(dtype, outcome, seed):
+    """Eleven bits still give 60 dB at b = 3; eight do not, and are not called exact."""
+    planted = plant(3, m=120, n=200, seed=seed)
+    half = {name: g.to(dtype) for name, g in planted.gradients.items()}
+    view = spear.observe(planted.model.to(dtype), half)
+    result = spear.invert(view, finder=SamplingFinder(max_samples=200_000))
+    assert result.batch_size == 3
+    assert result.outcome is outcome
+    assert bool(result.certified.all()) is (outcome is Outcome.EXACT)
+    assert result.inputs.dtype == torch.float32
+    error = torch.cdist(result.inputs, planted.inputs).min(1).values / 200**0.5
+    assert float(error.max()) < (2e-4 if outcome is Outcome.EXACT else 2e-3)
+    assert bool((error < 5 * result.predicted_error).all())
+
+
+def test_noise_makes_it_approximate():
+    planted = plant(5, m=150, n=300)
+    G = planted.gradients["0.weight"]
+    sigma = 2e-3 * float(G.square().mean().sqrt())
+    noisy = G + sigma * torch.randn(G.shape, generator=torch.Generator().manual_seed(0))
+    view = spear.observe(planted.model, {**planted.gradients, "0.weight": noisy})
+    result = spear.invert(view, model=planted.model)
+    assert result.outcome is Outcome.APPROXIMATE
+    assert result.batch_size == 5
+    assert "noise" in result.reason
+    assert worst_error(result.inputs, planted.inputs) < 0.2
+    error = torch.cdist(result.inputs, planted.inputs).min(1).values / 300**0.5
+    assert bool((error < 5 * result.predicted_error).all())
+
+
+def test_nothing_in_the_update():
+    planted = plant(3)
+    zero = {name: torch.zeros_like(g) for name, g in planted.gradients.items()}
+    result = spear.invert(spear.observe(planted.model, zero))
+    assert (result.outcome, result.batch_size, len(result.inputs)) == (Outcome.FAILED, 0, 0)
+    assert "gradient is zero" in result.reason
+    assert result.match is None
+
+
+@pytest.mark.parametrize("b", [40, 80])
+def test_a_batch_as_large_as_the_layer(b):
+    planted = plant(b, m=40, n=100)
+    result = spear.invert(planted.view, max_seconds=5)
+    assert result.outcome is Outcome.FAILED
+    assert result.batch_size is None
+    assert "no gap" in result.reason
+
+
+def test_a_layer_without_relu_certifies_nothing():
+    """A Tanh network whose gradient is passed off as a ReLU layer's: nothing is sparse."""
+    model = nn.Sequential(nn.Linear(50, 80), nn.Tanh(), nn.Linear(80, 5))
+    grads = fedsgd(model, torch.randn(4, 50), torch.tensor([0, 1, 2, 3]))
+    view = spear.LayerUpdate(
+        weight=model[0].weight.detach(),
+        bias=model[0].bias.detach(),
+        weight_grad=grads["0.weight"],
+        bias_grad=grads["0.bias"],
+    )
+    result = spear.invert(view, finder=SamplingFinder(max_samples=100_000))
+    assert result.outcome is Outcome.FAILED
+    assert not bool(result.certified.any())
+
+
+def test_a_batch_too_large_for_the_budget_returns_what_is_certain():
+    """Few submatrices for b = 14: whatever is certified must be right."""
+    seen = set()
+    for seed, budget in itertools.product(range(4), (30_000, 300_000)):
+        planted = plant(14, m=100, n=60, seed=seed)
+        result = spear.invert(
+            planted.view, model=planted.model, finder=SamplingFinder(max_samples=budget)
+        )
+        seen.add(result.outcome)
+        distance = torch.cdist(result.inputs[result.certified], planted.inputs).min(1).values
+        assert bool((distance < 1e-3).all())
+    assert len(seen) >= 2
+
+
+def test_max_seconds_returns_in_time():
+    planted = plant(30, m=200, n=100)
+    began = time.monotonic()
+    result = spear.invert(planted.view, max_seconds=1.0)
+    assert time.monotonic() - began < 5
+    assert result.outcome is Outcome.FAILED
+    assert result.batch_size == 30
+    assert "max_seconds = 1 had passed" in result.reason
+
+
+def test_ctrl_c_returns_what_was_found():
+    planted = plant(30, m=200, n=100)
+    threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT)).start()
+    result = spear.invert(planted.view, max_seconds=60)
+    assert result.outcome is Outcome.FAILED
+    assert "interrupted" in result.reason
+    assert result.stats["submatrices"] > 0
+
+
+def test_throw_raises_with_the_result():
+    planted = plant(30, m=200, n=100)
+    with pytest.raises(NotExact, match="FAILED") as caught:
+        spear.invert(planted.view, max_seconds=0.2, throw=True)
+    assert caught.value.result.batch_size == 30
+    assert spear.invert(plant(3).view, throw=True).outcome is Outcome.EXACT
+
+
+def test_unknown_finders_are_refused():
+    with pytest.raises(InvalidOption, match="one of"):
+        spear.invert(plant(3).view, finder="guessing")
+
+
+def test_the_same_seed_gives_the_same_bits():
+    planted = plant(6, m=90)
+    runs = [
+        spear.invert(planted.view, generator=torch.Generator().manual_seed(5)).inputs
+        for _ in range(2)
+    ]
+    assert torch.equal(*runs)
+
+
+def test_the_callers_tensors_and_random_state_stay_as_they_are():
+    planted = plant(4)
+    before = {name: g.clone() for name, g in planted.gradients.items()}
+    weights = {name: p.detach().clone() for name, p in planted.model.named_parameters()}
+    state = torch.get_rng_state()
+    spear.invert(planted.view, model=planted.model)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(before[n], g) for n, g in planted.gradients.items())
+    assert all(torch.equal(weights[n], p) for n, p in planted.model.named_parameters())
+    assert all(p.grad is None for p in planted.model.parameters())
+
+
+def test_permuting_neurons_permutes_nothing_in_the_result():
+    planted = plant(5, m=90)
+    order = torch.randperm(90, generator=torch.Generator().manual_seed(0))
+    view = spear.LayerUpdate(
+        weight=planted.view.weight[order],
+        bias=planted.view.bias[order],
+        weight_grad=planted.view.weight_grad[order] * 7,
+        bias_grad=planted.view.bias_grad[order] * 7,
+    )
+    result = spear.invert(view)
+    assert result.outcome is Outcome.EXACT
+    assert worst_error(result.inputs, planted.inputs) < TOLERANCE[torch.float32]
+
+
+def test_one_fedavg_step_is_a_gradient():
+    planted = plant(4, m=90)
+    after = {
+        n: p.detach() - 0.5 * planted.gradients[n] for n, p in planted.model.named_parameters()
+    }
+    view = spear.observe(planted.model, after=after, lr=0.5, epochs=1)
+    result = spear.invert(view, model=planted.model)
+    assert result.batch_size == 4
+    assert worst_error(result.inputs, planted.inputs) < 1e-3
+    several = spear.observe(planted.model, after=after, lr=0.5, epochs=3)
+    assert spear.invert(several, model=planted.model).proof is not Proof.REPLAY
+
+
+def test_gradients_with_a_graph_are_taken():
+    model = mlp(30, 4, width=60, depth=2, seed=0)
+    loss = nn.functional.cross_entropy(model(torch.randn(3, 30)), torch.tensor([0, 1, 2]))
+    grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    assert spear.invert(spear.observe(model, grads), model=model).outcome is Outcome.EXACT
