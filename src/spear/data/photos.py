@@ -22,10 +22,6 @@ PHOTOS = (
     "stereo_motorcycle",
     "camera",
     "coins",
-    "clock",
-    "gravel",
-    "grass",
-    "brick",
 )
 
 
