@@ -20,7 +20,7 @@ from spear import theory
 from spear.directions import Pool
 from spear.factors import Factors, factorise
 from spear.federated import fedsgd, mlp
-from spear.sampling import kernels_by_inverse
+from spear.sampling import Draw, kernels_by_inverse
 
 
 def plain(factors: Factors, generator: torch.Generator, count: int) -> int:
@@ -48,14 +48,14 @@ def main() -> None:
     factors = factorise(spear.observe(model, fedsgd(model, x, y)))
     pool = Pool(factors.outputs, theory.sparsity_threshold(args.m))
 
-    kernels_by_inverse(factors.outputs.white, generator)
+    kernels_by_inverse(factors.outputs.white, generator, Draw())
     plain(factors, generator, 500)
     ours = svds = 0
     ours_seconds = plain_seconds = 0.0
     while ours_seconds + plain_seconds < 2 * args.seconds:  # in turns: a noisy machine hits both
         began = time.monotonic()
         for _ in range(20):
-            candidates, count = kernels_by_inverse(factors.outputs.white, generator)
+            candidates, count = kernels_by_inverse(factors.outputs.white, generator, Draw())
             pool.add(candidates)
             ours += count
         ours_seconds += time.monotonic() - began

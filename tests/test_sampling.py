@@ -6,7 +6,7 @@ from planted import plant, worst_error
 from spear import InvalidOption, SamplingFinder
 from spear.directions import Watch
 from spear.factors import factorise
-from spear.sampling import kernels_by_gram, kernels_by_inverse
+from spear.sampling import Draw, kernels, kernels_by_inverse
 
 
 @pytest.mark.parametrize("b", [2, 3, 7, 12])
@@ -14,9 +14,8 @@ def test_one_inverse_gives_the_kernels_of_b_submatrices(b):
     """Every candidate vanishes on b-1 sampled rows: it is the kernel an SVD would give."""
     planted = plant(b, m=90)
     side = factorise(planted.view).outputs
-    candidates, count = kernels_by_inverse(
-        side.white, torch.Generator().manual_seed(0), inverses=64
-    )
+    generator = torch.Generator().manual_seed(0)
+    candidates, count = kernels(side, b - 1, generator, Draw(64))
     assert count >= 64 * b
     assert len(candidates) > 0
     q = torch.nn.functional.normalize(candidates, dim=1)
@@ -28,7 +27,7 @@ def test_most_candidates_are_refused_early_and_no_true_one_is_lost():
     planted = plant(10, m=200, n=60)
     factors = factorise(planted.view)
     generator = torch.Generator().manual_seed(1)
-    candidates, count = kernels_by_inverse(factors.outputs.white, generator)
+    candidates, count = kernels_by_inverse(factors.outputs.white, generator, Draw())
     assert len(candidates) < 0.1 * count
     R = factors.combine(torch.diag(1 / factors.singular_values))
     Q = torch.linalg.inv(planted.inputs.double() @ R.T) * factors.singular_values[:, None]
@@ -38,17 +37,40 @@ def test_most_candidates_are_refused_early_and_no_true_one_is_lost():
     assert bool((cosine.abs().amax(0) > 1 - 1e-6).all())  # all ten directions, from one step
 
 
-def test_weights_steer_the_draws():
-    white = torch.linalg.qr(torch.randn(60, 4, dtype=torch.float64)).Q
+def test_weights_and_groups_steer_the_draws():
+    generator = torch.Generator().manual_seed(0)
     weights = torch.where(torch.arange(60) < 20, 1e6, 1.0)
-    white[20:] = torch.nan  # a heavy row comes first, so no light row is used in the first blocks
-    white[:20, 0] = 0  # what is drawn has a kernel along the first axis
-    candidates, _ = kernels_by_inverse(white[:20], torch.Generator().manual_seed(0), None, 8)
-    assert candidates.shape[1] == 4
-    heavy = weights.float()
-    keys = torch.rand(50, 60, generator=torch.Generator().manual_seed(0))
-    order = (-keys.log() / heavy).argsort(1)
-    assert bool((order[:, :20] < 20).all())
+    draw = Draw(50, weights=weights)
+    order = draw.order(60, 10, generator, torch.device("cpu"))
+    assert bool((order[:, :20] < 20).all())  # heavy rows come first
+    assert draw.per_order(60, 10) == 3  # and the second half is left alone
+    uniform = Draw(5000).order(60, 10, generator, torch.device("cpu"))[:, 0]
+    share = torch.bincount(uniform, minlength=60) / len(uniform)
+    assert float((share - 1 / 60).abs().max()) < 0.02
+
+    planted = plant(4, m=80)
+    side = factorise(planted.view).outputs
+    among = torch.arange(12)
+    candidates, _ = kernels(side, 3, generator, Draw(64, among=among))
+    q = torch.nn.functional.normalize(candidates, dim=1)
+    assert int(((q @ side.white[among].T).abs() < 1e-9).sum(1).min()) >= 3
+
+
+def test_a_prior_finds_batches_that_sampling_alone_cannot():
+    """The paper's combination: rough inputs tell which rows are zeros of one sample."""
+    planted = plant(40, m=400, n=100)
+    noise = torch.randn(planted.inputs.shape, generator=torch.Generator().manual_seed(1))
+    finder = SamplingFinder(prior=planted.inputs + 0.5 * noise, max_samples=3_000_000)
+    result = spear.invert(planted.view, model=planted.model, finder=finder)
+    assert result.outcome is spear.Outcome.EXACT
+    assert worst_error(result.inputs, planted.inputs) < 1e-4
+    alone = spear.invert(planted.view, finder=SamplingFinder(max_samples=3_000_000))
+    assert alone.outcome is spear.Outcome.FAILED
+
+
+def test_a_prior_of_the_wrong_shape_is_refused():
+    with pytest.raises(InvalidOption, match=r"prior to be approximate inputs \(k, 50\)"):
+        spear.invert(plant(3).view, finder=SamplingFinder(prior=torch.randn(3, 7)))
 
 
 def test_larger_submatrices_hold_noise_down():
@@ -59,7 +81,8 @@ def test_larger_submatrices_hold_noise_down():
     view = spear.observe(planted.model, {**planted.gradients, "0.weight": noisy})
     factors = factorise(view)
     assert factors.noisy
-    candidates, count = kernels_by_gram(factors.outputs, 6, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    candidates, count = kernels(factors.outputs, 6, generator, Draw())
     assert count >= 4096
     R = factors.combine(torch.diag(1 / factors.singular_values))
     Q = torch.linalg.inv(planted.inputs @ R.T) * factors.singular_values[:, None]

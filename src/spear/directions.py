@@ -259,7 +259,11 @@ class Pool:
     def add(self, candidates: Tensor) -> bool:
         """Take in candidates (k, b), given in the white basis; is there a new firm direction?"""
         before = len(self._firm)
-        candidates = torch.nn.functional.normalize(candidates.to(self.side.white), dim=1)
+        for part in torch.split(candidates, 256):  # what one part finds, the next need not look at
+            self._add(torch.nn.functional.normalize(part.to(self.side.white), dim=1))
+        return len(self._firm) > before
+
+    def _add(self, candidates: Tensor) -> None:
         candidates = candidates[~self._firm.holds(candidates)]
         candidates, zeros = self._sparse(candidates)
         promising = redundant(self.side, candidates, zeros)
@@ -267,7 +271,6 @@ class Pool:
         if len(self._firm) < self.side.white.shape[1] and not self._reserve.full_of_firmer:
             sparsest = zeros[~promising].sum(1).argsort(descending=True)[:_RESERVE]
             self._take(candidates[~promising][sparsest])
-        return len(self._firm) > before
 
     def snapshot(self) -> Directions:
         known = [self._firm] if self.complete else [self._firm, self._reserve]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,10 +23,10 @@ from spear.directions import Directions, Pool, Watch
 from spear.errors import InvalidOption
 from spear.factors import Factors, Side
 
-_INVERSES = 4096  # b x b inverses per step: 20 to 40 ms on two cores
+_INVERSES = 4096  # b x b inverses per step: 20 to 40 ms on two cores at b = 20
 _PROBES = 12  # rows a candidate is tried on first
-# A float32 kernel is good to 1e-7 times the condition of the submatrix: an entry this far below the
-# largest may be a zero. What survives is computed again in float64.
+# A float32 kernel is good to 1e-7 times the condition of the submatrix: an entry this far below a
+# typical one may be a zero. What survives is computed again in float64.
 _PROBE_LOOSE = 2e-3
 _PROBE_ZEROS = 2  # zeros it must show there: a true direction misses it 0.3 % of the time
 
@@ -45,6 +45,8 @@ class SamplingFinder:
         rows: rows of a submatrix. Without it: b-1, and b+1 for a noisy update as in the paper.
         adaptive: let every second step draw rows by the zeros found so far; False draws uniformly
             throughout, as the paper does.
+        prior: approximate inputs (k, n), say from an optimisation attack. Each gives the 3b rows in
+            which its preactivation is most negative, and submatrices are drawn within these.
     """
 
     max_samples: int | None = None
@@ -53,6 +55,7 @@ class SamplingFinder:
     stop_match: float | None = None
     rows: int | None = None
     adaptive: bool = True
+    prior: Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.max_samples is not None and self.max_samples < 1:
@@ -76,20 +79,14 @@ class SamplingFinder:
         b = factors.b
         pools = [self._pool(side) for side in _sparse_sides(factors)]
         expected = theory.expected_samples_narrow(b, max(p.side.size for p in pools))
-        budget = self._budget(expected)
-        rows = self._rows(factors)
-        sampled, steps, next_look = 0, 0, [0] * len(pools)
+        budget, rows, groups = self._budget(expected), self._rows(factors), self._groups(factors)
+        sampled, step, next_look = 0, 0, [0] * len(pools)
         while sampled < budget and not watch.expired:
-            steps += 1
+            step += 1
             for i, pool in enumerate(pools):
                 most = max(1, math.ceil(min((budget - sampled) / b, _INVERSES)))
-                if rows == b - 1:
-                    weights = pool.zero_counts if self.adaptive and steps % 2 == 0 else None
-                    candidates, count = kernels_by_inverse(
-                        pool.side.white, generator, weights, most
-                    )
-                else:
-                    candidates, count = kernels_by_gram(pool.side, rows, generator, most)
+                draw = self._draw(pool, groups, step, most)
+                candidates, count = kernels(pool.side, rows, generator, draw)
                 sampled = watch.count("submatrices", count)
                 grown = pool.add(candidates)
                 # As Algorithm 1, only once b independent directions are at hand. Those in
@@ -100,6 +97,32 @@ class SamplingFinder:
             found = max(len(pool) for pool in pools)
             watch.report("search", done=sampled, expected=expected, found=found, batch_size=b)
         yield from (pool.snapshot() for pool in pools if pool.sufficient)
+
+    def _draw(self, pool: Pool, groups: Tensor, step: int, most: int) -> Draw:
+        """What the next submatrices are drawn from: a prior's rows, zeros found so far, or all."""
+        if len(groups):
+            most = min(most, _INVERSES // 32)  # a few draws of every group, many times over
+            if pool.side.name == "outputs" and step % 4:
+                turn = step - step // 4  # counts the steps that take this branch
+                return Draw(most, among=groups[turn % len(groups)])
+        if self.adaptive and step % 2 == 0:
+            return Draw(most, weights=pool.zero_counts)
+        return Draw(most)
+
+    def _groups(self, factors: Factors) -> Tensor:
+        """For each approximate sample of the prior, the 3b live rows most likely to be its zeros."""
+        side = factors.outputs
+        if self.prior is None:
+            return torch.zeros(0, 0, dtype=torch.int64, device=side.white.device)
+        if self.prior.ndim != 2 or self.prior.shape[1] != factors.view.inputs:
+            raise InvalidOption(
+                f"expected prior to be approximate inputs (k, {factors.view.inputs}), "
+                f"got {tuple(self.prior.shape)}"
+            )
+        weight, bias = factors.view.weight, factors.view.bias
+        Z = self.prior.detach().to(weight) @ weight.T + bias  # (k, m)
+        live = Z.to(side.white)[:, factors.live_rows]
+        return live.topk(min(3 * factors.b, live.shape[1]), largest=False).indices
 
     def _pool(self, side: Side) -> Pool:
         tau = self.threshold or theory.sparsity_threshold(side.size, self.false_rejection)
@@ -128,38 +151,64 @@ def _sparse_sides(factors: Factors) -> list[Side]:
     return sides
 
 
-def kernels_by_inverse(
-    white: Tensor,
-    generator: torch.Generator,
-    weights: Tensor | None = None,
-    inverses: int = _INVERSES,
-) -> tuple[Tensor, int]:
-    """Kernels of random (b-1)-row submatrices that look sparse, (k, b), and how many were tried.
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """How submatrices are drawn: how many b-row blocks, and from which rows."""
 
-    A random permutation of the rows is cut into blocks of b: each block is a uniform draw, and the
-    rows behind it serve as its probes. With weights (rows,) heavy rows come first, and only the
-    first half of the permutation is used.
-    """
-    r, b = white.shape
+    blocks: int = _INVERSES
+    weights: Tensor | None = None  # (rows,) heavy rows are drawn first
+    among: Tensor | None = None  # (k,) indices of the only rows to draw from
+
+    def order(
+        self, rows: int, size: int, generator: torch.Generator, device: torch.device
+    ) -> Tensor:
+        """Random orders of the rows (shuffles, rows): each run of `size` in them is one draw."""
+        keys = torch.rand(-(-self.blocks // self.per_order(rows, size)), rows, generator=generator)
+        if self.weights is None:
+            return keys.to(device).argsort(1)
+        # Exponential clocks: the row that rings first is drawn in proportion to its weight.
+        return (-keys.to(device).log() / self.weights.float()).argsort(1)
+
+    def per_order(self, rows: int, size: int) -> int:
+        """Draws taken from one order; with weights only from its first half."""
+        return -(-(rows // size) // 2) if self.weights is not None else rows // size
+
+
+def kernels(side: Side, rows: int, generator: torch.Generator, draw: Draw) -> tuple[Tensor, int]:
+    """Kernels of random submatrices that may be directions, (k, b), white; and how many were tried."""
+    if draw.among is None:
+        white, basis = side.white, side.basis
+    else:
+        white, basis = side.white[draw.among], side.basis[draw.among]
+    b = white.shape[1]
     if b == 1:
         return white.new_ones(1, 1), 1
-    blocks, probes = r // b, min(_PROBES, r - b)
-    if blocks < 1:
+    if len(white) < max(rows, b):
         return white.new_zeros(0, b), 1
-    if weights is not None:
-        blocks = -(-blocks // 2)
+    if rows == b - 1:
+        return kernels_by_inverse(white, generator, draw)
+    q, count = kernels_by_gram(basis, rows, side.zero, generator, draw)
+    return q * side.scales, count
+
+
+def kernels_by_inverse(white: Tensor, generator: torch.Generator, draw: Draw) -> tuple[Tensor, int]:
+    """Kernels of (b-1)-row submatrices that look sparse: b of them from each inverse.
+
+    A random order of the rows is cut into blocks of b; the rows behind a block are its probes.
+    """
+    r, b = white.shape
     rows = white.float()  # (r, b)
-    shuffles = -(-inverses // blocks)
-    keys = torch.rand(shuffles, r, generator=generator, device=white.device)
-    # Exponential clocks: the row that rings first is drawn with probability proportional to weight.
-    order = (keys if weights is None else -keys.log() / weights.float()).argsort(1)
-    block = b * torch.arange(blocks, device=white.device)[:, None]
+    order = draw.order(r, b, generator, white.device)
+    block = b * torch.arange(draw.per_order(r, b), device=white.device)[:, None]
+    probes = min(_PROBES, r - b)
     drawn = order[:, block + torch.arange(b, device=white.device)].flatten(0, 1)  # (N, b)
     others = order[:, (block + b + torch.arange(probes, device=white.device)) % r].flatten(0, 1)
     inverse = torch.linalg.inv_ex(rows[drawn]).inverse  # column j: kernel of all rows but the j-th
     values = (rows[others] @ inverse).abs()  # (N, probes, b)
+    # What a value of a kernel is typically: its length times that of a row, spread over b entries.
+    typical = inverse.norm(dim=-2, keepdim=True) * (rows.norm() / (r * b) ** 0.5)
     needed = min(_PROBE_ZEROS, probes)
-    sparse = (values <= _PROBE_LOOSE * values.amax(-2, keepdim=True)).sum(-2) >= needed  # (N, b)
+    sparse = (values <= _PROBE_LOOSE * typical).sum(-2) >= needed  # (N, b)
     kept, left_out = sparse.nonzero(as_tuple=True)
     inverse = torch.linalg.inv_ex(white[drawn[kept]]).inverse  # (k, b, b)
     candidates = inverse[torch.arange(len(kept), device=white.device), :, left_out]  # (k, b)
@@ -167,29 +216,24 @@ def kernels_by_inverse(
 
 
 def kernels_by_gram(
-    side: Side, rows: int, generator: torch.Generator, submatrices: int = _INVERSES
+    basis: Tensor, rows: int, zero: float, generator: torch.Generator, draw: Draw
 ) -> tuple[Tensor, int]:
-    """For noisy updates: least-squares kernels of submatrices with more rows, of rank b-1 exactly.
+    """For noisy updates: least-squares kernels of larger submatrices, of rank b-1 exactly.
 
     The rank condition of the paper: the smallest singular value drowns in the noise, the second
     smallest does not. Both are read off the inverse of the Gram matrix.
     """
-    r, b = side.basis.shape
-    if r < rows:
-        return side.white.new_zeros(0, b), 1
-    per_shuffle = r // rows
-    shuffles = -(-submatrices // per_shuffle)
-    order = torch.rand(shuffles, r, generator=generator, device=side.basis.device).argsort(1)
-    chosen = order[:, : per_shuffle * rows].reshape(-1, rows)
-    A = side.basis[chosen]  # (N, rows, b), equal noise everywhere
-    gram = A.mT @ A
-    inverse = torch.linalg.inv_ex(gram).inverse  # (N, b, b)
+    r = len(basis)
+    order = draw.order(r, rows, generator, basis.device)
+    chosen = order[:, : draw.per_order(r, rows) * rows].reshape(-1, rows)
+    A = basis[chosen]  # (N, rows, b), equal noise everywhere
+    inverse = torch.linalg.inv_ex(A.mT @ A).inverse  # (N, b, b)
     q = inverse @ inverse.sum(-1, keepdim=True)
     q = torch.nn.functional.normalize(inverse @ q, dim=-2)  # three steps of inverse iteration
     smallest = (A @ q).square().sum((-2, -1))  # (N,) smallest eigenvalue of the Gram matrix
     rest = (
         inverse.diagonal(dim1=-2, dim2=-1).sum(-1) - 1 / smallest
     )  # sum of the other 1/eigenvalue
-    noise = rows * (side.zero / 2) ** 2
+    noise = rows * (zero / 2) ** 2
     full = (smallest <= noise) & (rest * noise <= 1) & q.isfinite().all(-2).squeeze(-1)
-    return q[full].squeeze(-1) * side.scales, len(chosen)
+    return q[full].squeeze(-1), len(chosen)
