@@ -17,9 +17,9 @@ import torch
 
 import spear
 from spear import theory
-from spear.directions import Pool
 from spear.factors import Factors, factorise
 from spear.federated import fedsgd, mlp
+from spear.pool import Pool
 from spear.sampling import Draw, kernels_by_inverse
 
 

@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planted import plant
-from spear.directions import Pool, Watch, firmness, redundant, round_to_kernel
+from spear.directions import Watch, firmness, redundant, round_to_kernel
 from spear.factors import factorise
+from spear.pool import Pool
 
 
 def truth(planted, factors):

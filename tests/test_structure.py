@@ -11,8 +11,10 @@ CORE = [
     "update",
     "factors",
     "directions",
+    "pool",
     "selection",
     "sampling",
+    "replay",
     "certificate",
     "inversion",
 ]

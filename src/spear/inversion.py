@@ -11,10 +11,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from spear.certificate import Certificate, Loss, Proof, certify
+from spear.certificate import Certificate, Proof, certify
 from spear.directions import Finder, Progress, Watch
 from spear.errors import InvalidOption, NotExact
 from spear.factors import Factors, factorise
+from spear.replay import Loss
 from spear.sampling import SamplingFinder
 from spear.selection import Selection, select
 from spear.update import LayerUpdate

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from spear import theory
-from spear.directions import Directions, Pool, Watch
+from spear.directions import Directions, Watch
 from spear.errors import InvalidOption
 from spear.factors import Factors, Side
+from spear.pool import Pool
 
 _INVERSES = 4096  # b x b inverses per step: 20 to 40 ms on two cores at b = 20
 _PROBES = 12  # rows a candidate is tried on first

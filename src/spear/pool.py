@@ -1,0 +1,146 @@
+"""A pool of candidate directions: filtered by sparsity, rounded, none twice, mixes set aside."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spear.directions import Directions, firmness, looseness, redundant, round_to_kernel
+from spear.factors import Side
+
+_RESERVE = 4  # directions kept in reserve, per sample
+# Directions closer than this (1 - |cos|) are one: float32 kernels of one direction agree to 1e-4.
+_SAME = 1e-4
+
+
+class Pool:
+    """Collects directions of one side: filters by sparsity, rounds, drops duplicates.
+
+    Directions that hang on one or two rows are mostly mixes of samples. The sparsest few are kept in
+    reserve, since in a layer hardly wider than the batch a sample may have no zeros to spare.
+    """
+
+    def __init__(self, side: Side, threshold: float) -> None:
+        self.side = side
+        self.threshold = threshold
+        self._firm = _Known(side)
+        self._reserve = _Known(side, limit=_RESERVE * side.white.shape[1])
+
+    def __len__(self) -> int:
+        return len(self._firm)
+
+    @property
+    def complete(self) -> bool:
+        """Are there b independent firm directions?"""
+        return _rank(self._firm.white) == self.side.white.shape[1]
+
+    @property
+    def sufficient(self) -> bool:
+        """Are there b independent directions, counting the reserve?"""
+        white = torch.cat([self._firm.white, self._reserve.white])
+        return _rank(white) == self.side.white.shape[1]
+
+    @property
+    def zero_counts(self) -> Tensor | None:
+        """1 + the number of firm directions that vanish in each row; None as long as there is none."""
+        if not len(self):
+            return None
+        return 1.0 + torch.stack(self._firm.zeros).sum(0)
+
+    def add(self, candidates: Tensor) -> bool:
+        """Take in candidates (k, b), given in the white basis; is there a new firm direction?"""
+        before = len(self._firm)
+        for part in torch.split(candidates, 256):  # what one part finds, the next need not look at
+            self._add(torch.nn.functional.normalize(part.to(self.side.white), dim=1))
+        return len(self._firm) > before
+
+    def _add(self, candidates: Tensor) -> None:
+        candidates = candidates[~self._firm.holds(candidates)]
+        candidates, zeros = self._sparse(candidates)
+        promising = redundant(self.side, candidates, zeros)
+        self._take(candidates[promising])
+        if len(self._firm) < self.side.white.shape[1] and not self._reserve.full_of_firmer:
+            sparsest = zeros[~promising].sum(1).argsort(descending=True)[:_RESERVE]
+            self._take(candidates[~promising][sparsest])
+
+    def snapshot(self) -> Directions:
+        known = [self._firm] if self.complete else [self._firm, self._reserve]
+        return Directions(
+            self.side,
+            torch.stack([q for k in known for q in k.vectors], 1),
+            torch.stack([z for k in known for z in k.zeros], 1),
+            torch.tensor([f for k in known for f in k.firmness], device=self.side.white.device),
+        )
+
+    def _sparse(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
+        """The candidates that pass the sparsity filter before rounding, and their zeros."""
+        q = torch.nn.functional.normalize(candidates / self.side.scales, dim=1)
+        values = (q @ self.side.basis.T).abs()  # (k, rows)
+        zeros = values <= looseness(self.side) * self.side.zero
+        keep = zeros.sum(1) + self.side.silent >= self.threshold * self.side.size
+        return candidates[keep], zeros[keep]
+
+    def _take(self, candidates: Tensor) -> None:
+        """Round one after the other, dropping those that turn out to be the same."""
+        while len(candidates):
+            same = candidates[:1]
+            rounded = round_to_kernel(self.side, same[0] / self.side.scales)
+            if rounded is not None:
+                same = torch.cat([same, self._keep(*rounded)])
+            candidates = candidates[~_parallel(candidates, same)]
+
+    def _keep(self, q: Tensor, zeros: Tensor) -> Tensor:
+        """Keep a rounded direction where it belongs, if it is sparse; returns it as (1, b), white."""
+        white = torch.nn.functional.normalize((q * self.side.scales)[None], dim=1)
+        if int(zeros.sum()) + self.side.silent >= self.threshold * self.side.size:
+            holds = firmness(self.side, white[0], zeros)
+            (self._firm if holds == 2 else self._reserve).add(q, zeros, white, holds)
+        return white
+
+
+class _Known:
+    """Rounded directions, none twice; with a limit, only the firmest and sparsest."""
+
+    def __init__(self, side: Side, limit: int | None = None) -> None:
+        self.limit = limit
+        self.vectors: list[Tensor] = []
+        self.zeros: list[Tensor] = []
+        self.firmness: list[int] = []
+        self.white = side.white.new_zeros(0, side.white.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def _worth(self, j: int) -> tuple[int, int]:
+        return self.firmness[j], int(self.zeros[j].sum())
+
+    @property
+    def full_of_firmer(self) -> bool:
+        """Is there no room for a direction that hangs on a single row?"""
+        return self.limit is not None and len(self) >= self.limit and min(self.firmness) > 0
+
+    def holds(self, candidates: Tensor) -> Tensor:
+        return _parallel(candidates, self.white)
+
+    def add(self, q: Tensor, zeros: Tensor, white: Tensor, firmness: int) -> None:
+        if bool(self.holds(white).any()):
+            return
+        self.vectors.append(q)
+        self.zeros.append(zeros)
+        self.firmness.append(firmness)
+        self.white = torch.cat([self.white, white])
+        if self.limit is not None and len(self) > self.limit:
+            worst = min(range(len(self)), key=self._worth)
+            del self.vectors[worst], self.zeros[worst], self.firmness[worst]
+            self.white = torch.cat([self.white[:worst], self.white[worst + 1 :]])
+
+
+def _rank(vectors: Tensor) -> int:
+    return int(torch.linalg.matrix_rank(vectors)) if len(vectors) else 0
+
+
+def _parallel(vectors: Tensor, known: Tensor) -> Tensor:
+    """Which unit vectors (k, b) point along one of the known ones (c, b), either way."""
+    if not len(known):
+        return torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
+    return ((vectors @ known.T).abs() > 1 - _SAME).any(1)
