@@ -19,7 +19,7 @@ from spear.replay import Loss, Replay
 from spear.selection import Selection
 
 # "Exact" is an error below 1e-3 of the data's range (60 dB); the predicted error must be five times
-# smaller, since the prediction is a standard deviation.
+# smaller, since the prediction is a standard deviation, and of the sample's own size.
 _EXACT = 2e-4
 # Rows in which a wrong direction is zero and a sample is not: each shows that the direction holds
 # nothing of the sample. Three, so that no single misread zero decides.
@@ -41,7 +41,7 @@ class Certificate:
     certified: Tensor  # (b,) bool
     proof: Proof
     predicted_error: Tensor  # (b,) standard deviation of an input's error
-    precise: bool  # is that error small enough to speak of exact?
+    precise: Tensor  # (b,) bool: is that error small enough to speak of exact?
     labels: Tensor | None  # (b,) int64, -1 where no label matched; None without a model
     whole: bool  # all samples certified, and the update as a whole agrees
     doubts: tuple[str, ...]  # what speaks against a stronger verdict
@@ -57,33 +57,29 @@ def certify(
 ) -> Certificate:
     """Judge a selection: by replay if a model is given and can be run, else by pattern."""
     error = predicted_error(factors, selection)
-    spread = _spread(factors, selection)
-    precise = bool((error <= _EXACT * spread).all())
-    by_pattern, doubts = pattern_holds(factors, selection)
-    if model is None:
-        whole = bool(by_pattern.all()) and precise
-        proof = Proof.PATTERN if bool(by_pattern.any()) else Proof.NONE
-        return Certificate(by_pattern, proof, error, precise, None, whole, doubts)
-    replayed = Replay.prepare(factors, selection, model, loss, error / spread)
-    if isinstance(replayed, str):
-        whole = bool(by_pattern.all()) and precise
-        proof = Proof.PATTERN if bool(by_pattern.any()) else Proof.NONE
-        doubts = (*doubts, f"no replay: {replayed}")
-        return Certificate(by_pattern, proof, error, precise, None, whole, doubts)
-    labels, matched, factor = replayed.match_labels(generator)
-    if bool(matched.all()):
-        doubts = replayed.compare_update(labels, factor)
+    size = selection.C.norm(dim=1) / math.sqrt(factors.view.inputs)  # root mean square, (b,)
+    precise = error <= _EXACT * size
+    certified, doubts = pattern_holds(factors, selection)
+    replay = None
+    if model is not None:
+        replay = Replay.prepare(factors, selection, model, loss, error / size)
+        if isinstance(replay, str):
+            doubts = (*doubts, f"no replay: {replay}")
+    if not isinstance(replay, Replay):
+        proof = Proof.PATTERN if bool(certified.any()) else Proof.NONE
+        whole = bool((certified & precise).all())
+        return Certificate(certified & precise, proof, error, precise, None, whole, doubts)
+    labels, certified, factor = replay.match_labels(generator)
+    lost = int((~certified).sum())
+    if lost:
+        no_label = f"the gradient of {lost} of {selection.b} samples matches no label in the replay"
+        doubts = (*doubts, no_label)
     else:
-        lost = int((~matched).sum())
-        doubts = (
-            *doubts,
-            f"the gradient of {lost} of {len(matched)} samples matches no label in the replay",
-        )
-    whole = bool(matched.all()) and not doubts and precise
-    proof = Proof.REPLAY if bool(matched.any()) else Proof.NONE
-    return Certificate(
-        matched, proof, error, precise, torch.where(matched, labels, -1), whole, doubts
-    )
+        doubts = replay.compare_update(labels, factor)
+    whole = not doubts and bool((certified & precise).all())
+    proof = Proof.REPLAY if bool(certified.any()) else Proof.NONE
+    labels = torch.where(certified, labels, -1)
+    return Certificate(certified & precise, proof, error, precise, labels, whole, doubts)
 
 
 def predicted_error(factors: Factors, selection: Selection) -> Tensor:
@@ -97,11 +93,6 @@ def predicted_error(factors: Factors, selection: Selection) -> Tensor:
     per_input = float(mixing) / factors.view.inputs
     error: Tensor = factors.noise * rows * (1 + per_input) ** 0.5  # (b,)
     return error
-
-
-def _spread(factors: Factors, selection: Selection) -> float:
-    """The scale of the data: root mean square of all recovered inputs (R has orthonormal rows)."""
-    return float(selection.C.square().mean().sqrt()) * math.sqrt(factors.b / factors.view.inputs)
 
 
 def pattern_holds(factors: Factors, selection: Selection) -> tuple[Tensor, tuple[str, ...]]:

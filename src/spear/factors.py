@@ -102,6 +102,13 @@ class Factors:
         return total / self.singular_values
 
     @cached_property
+    def preactivation_slack(self) -> Tensor:
+        """eps |W_k| (m,): times |x| it bounds the client's own rounding of a preactivation."""
+        eps = torch.finfo(self.view.weight.dtype).eps
+        lengths: Tensor = torch.linalg.vector_norm(self.view.weight.detach(), dim=1).to(self.left)
+        return eps * lengths
+
+    @cached_property
     def outputs(self) -> Side:
         live = self.live_rows
         return self._side("outputs", self.left[live], self.view.outputs)

@@ -150,7 +150,7 @@ def _conclude(
     if certificate.whole:
         outcome = Outcome.EXACT
         reason = f"all {b} samples recovered, proved by {certificate.proof.value}"
-    elif not certificate.precise:
+    elif not bool(certificate.precise.any()):
         outcome = Outcome.APPROXIMATE
         reason = (
             f"the update carries noise of {factors.relative_noise:.1e} of its entries, too much for "
@@ -162,11 +162,10 @@ def _conclude(
     else:
         outcome = Outcome.FAILED
         reason = f"no sample can be certified: {doubts}; the search ended as {ended}"
-    vouched = certificate.certified & certificate.precise
     return Inversion(
         inputs=inputs,
         batch_size=b,
-        certified=vouched.to(inputs.device),
+        certified=certificate.certified.to(inputs.device),
         proof=certificate.proof,
         outcome=outcome,
         reason=reason,

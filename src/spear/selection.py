@@ -88,6 +88,7 @@ class _Matching:
         self.pool = pool
         self.H = factors.preactivation  # (m, b)
         self.bias = factors.view.bias.to(self.H)[:, None]  # (m, 1)
+        self.slack = factors.preactivation_slack[:, None]  # (m, 1)
         live, count = factors.live_rows, len(pool)
         values = (pool.side.basis @ pool.vectors).abs()
         self.off = torch.ones(len(live), count, dtype=torch.bool, device=live.device)
@@ -96,28 +97,33 @@ class _Matching:
         self.on[live] = values > UNDECIDED * pool.side.zero  # (m, c) dL/dZ surely not 0
         self.h = factors.bias_coordinates
 
-    def contradictions(self, F: Tensor, t: Tensor, off: Tensor, on: Tensor) -> Tensor:
+    def contradictions(self, F: Tensor, t: Tensor, size: Tensor, off: Tensor, on: Tensor) -> Tensor:
         """Entries per sample whose sign contradicts the zero pattern.
 
-        F (..., m, k) = W R^T c for unscaled rows c of the inverse, t (..., k) their scale.
+        F (..., m, k) = W R^T c for unscaled rows c of the inverse, t (..., k) their scale, size
+        (..., k) their length. A sign within the client's own rounding contradicts nothing.
         """
         Z = F / t[..., None, :] + self.bias  # (..., m, k)
-        wrong = (off & ~(Z <= 0)) | (on & ~(Z > 0))  # ~ so that NaN is wrong both ways
+        slack = self.slack * (size / t.abs())[..., None, :]
+        wrong = (off & ~(Z <= slack)) | (on & ~(Z > -slack))  # ~ so that NaN is wrong both ways
         return wrong.sum(-2)
 
     def state(self, chosen: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         C = torch.linalg.inv(self.pool.vectors[:, chosen])  # unscaled
         return C, self.H @ C.T, C @ self.h  # (b, b), (m, b), (b,)
 
+    def wrong(self, chosen: list[int]) -> Tensor:
+        C, F, t = self.state(chosen)
+        return self.contradictions(F, t, C.norm(dim=1), self.off[:, chosen], self.on[:, chosen])
+
     def improve(self, chosen: list[int], watch: Watch) -> list[int]:
         """Stage two: swap the pair that lowers the contradictions most, until none does."""
-        C, F, t = self.state(chosen)
-        current = int(self.contradictions(F, t, self.off[:, chosen], self.on[:, chosen]).sum())
+        current = int(self.wrong(chosen).sum())
         while current and not watch.expired:
             best, swap = current, None
-            inside = set(chosen)
+            inside, state = set(chosen), self.state(chosen)
             for j in (j for j in range(len(self.pool)) if j not in inside):
-                totals = self._swaps(C, F, t, chosen, j)  # (b,)
+                totals = self._swaps(*state, chosen, j)  # (b,)
                 i = int(totals.argmin())
                 if int(totals[i]) < best:
                     best, swap = int(totals[i]), (i, j)
@@ -125,7 +131,6 @@ class _Matching:
                 break
             chosen = [*chosen[: swap[0]], swap[1], *chosen[swap[0] + 1 :]]
             current = best
-            C, F, t = self.state(chosen)
         return chosen
 
     def _swaps(self, C: Tensor, F: Tensor, t: Tensor, chosen: list[int], j: int) -> Tensor:
@@ -137,19 +142,20 @@ class _Matching:
         ratio.fill_diagonal_(0.0)  # c_i itself only changes its scale
         F_new = F[None] - F.T[:, :, None] * ratio[:, None, :]  # (b, m, b)
         t_new = t[None] - t[:, None] * ratio  # (b, b)
+        size = (C[None] - ratio[:, :, None] * C[:, None]).norm(dim=-1)  # (b, b)
         off = self.off[:, chosen].expand(b, -1, -1).clone()
         on = self.on[:, chosen].expand(b, -1, -1).clone()
         i = torch.arange(b, device=a.device)
         off[i, :, i] = self.off[:, j]
         on[i, :, i] = self.on[:, j]
-        totals = self.contradictions(F_new, t_new, off, on).sum(-1)
+        totals = self.contradictions(F_new, t_new, size, off, on).sum(-1)
         return torch.where(possible, totals, torch.iinfo(totals.dtype).max)
 
     def selection(self, chosen: list[int]) -> Selection:
         vectors = self.pool.vectors[:, chosen]
         picked = self.pool.pick(chosen)
-        C, F, t = self.state(chosen)
-        wrong = self.contradictions(F, t, self.off[:, chosen], self.on[:, chosen])
+        C, _, t = self.state(chosen)
+        wrong = self.wrong(chosen)
         match = 1 - int(wrong.sum()) / (self.factors.view.outputs * len(chosen))
         return Selection(picked, vectors * t, scale(C, self.h), wrong, match)
 
