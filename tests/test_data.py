@@ -92,7 +92,8 @@ def test_photo_crops_are_disjoint_and_repeatable():
     assert crops.shape == (20, 3, 32, 32)
     assert torch.equal(crops, again)
     assert not torch.equal(crops, other)
-    assert len(set(names)) == 10
+    assert len(set(names)) == 20
+    assert len({name.split()[0] for name in names}) == 10
     flat = crops.flatten(1)
     distance = torch.cdist(flat, flat) + 1e9 * torch.eye(20)
     assert float(distance.min()) > 0.5
@@ -103,5 +104,7 @@ def test_photo_crops_have_limits():
     pytest.importorskip("skimage", reason="needs the cli extra")
     with pytest.raises(InvalidOption, match="count >= 1"):
         photo_crops(0)
-    with pytest.raises(InvalidOption, match="the photos give"):
+    with pytest.raises(InvalidOption, match="too small for 5000 crops"):
         photo_crops(5000, 128)
+    with pytest.raises(InvalidOption, match="too small for 2 crops"):
+        photo_crops(2, 100_000)

@@ -141,7 +141,7 @@ def test_fedavg_needs_its_settings():
         observe(planted.model, planted.gradients, after=state, lr=0.1)
     with pytest.raises(InvalidOption, match="lr belong to after="):
         observe(planted.model, planted.gradients, lr=0.1)
-    with pytest.raises(InvalidUpdate, match=r"has no '0\.bias'"):
+    with pytest.raises(InvalidUpdate, match=r"has no tensor '0\.bias'"):
         observe(planted.model, after={"0.weight": state["0.weight"]}, lr=0.1)
     with pytest.raises(InvalidOption, match="epochs >= 1"):
         observe(planted.model, after=state, lr=0.1, epochs=0)

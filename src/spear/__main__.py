@@ -4,16 +4,20 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say what to install for it."""
+    """Run the command line, or say what to install for it. Ctrl-C ends it with code 130."""
     try:
-        import jinja2  # noqa: F401
-        import rich  # noqa: F401
-        import typer  # noqa: F401
-    except ImportError as error:
-        sys.exit(f"spear: the command line needs {error.name}: pip install 'spear-fl[cli]'")
-    from spear.cli import run
-
-    run()
+        try:
+            from spear.cli import run
+        except ImportError as error:
+            if error.name not in ("typer", "rich", "jinja2", "PIL", "skimage"):
+                raise
+            sys.exit(
+                f"spear: the command line needs {error.name}: pip install 'spear-fl[cli]', "
+                "or in a clone pip install -e '.[cli]'"
+            )
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
+from spear import theory
 from spear.factors import UNDECIDED, Factors
-from spear.replay import Loss, Replay
+from spear.replay import Loss, Replay, Replayed
 from spear.selection import Selection
 
 # "Exact" is an error below 1e-3 of the data's range (60 dB); the predicted error must be five times
@@ -24,6 +25,8 @@ _EXACT = 2e-4
 # Rows in which a wrong direction is zero and a sample is not: each shows that the direction holds
 # nothing of the sample. Three, so that no single misread zero decides.
 _EXCLUDING_ROWS = 3
+# What chance may achieve before a pattern proves something.
+_LUCK = 1e-9
 
 
 class Proof(Enum):
@@ -45,6 +48,7 @@ class Certificate:
     labels: Tensor | None  # (b,) int64, -1 where no label matched; None without a model
     whole: bool  # all samples certified, and the update as a whole agrees
     doubts: tuple[str, ...]  # what speaks against a stronger verdict
+    remark: str  # what the proof leaves out
 
 
 def certify(
@@ -60,26 +64,50 @@ def certify(
     size = selection.C.norm(dim=1) / math.sqrt(factors.view.inputs)  # root mean square, (b,)
     precise = error <= _EXACT * size
     certified, doubts = pattern_holds(factors, selection)
-    replay = None
+    replayed: Replayed | str = "no model was given"
     if model is not None:
-        replay = Replay.prepare(factors, selection, model, loss, error / size)
-        if isinstance(replay, str):
-            doubts = (*doubts, f"no replay: {replay}")
-    if not isinstance(replay, Replay):
-        proof = Proof.PATTERN if bool(certified.any()) else Proof.NONE
-        whole = bool((certified & precise).all())
-        return Certificate(certified & precise, proof, error, precise, None, whole, doubts)
-    labels, certified, factor = replay.match_labels(generator)
-    lost = int((~certified).sum())
-    if lost:
-        no_label = f"the gradient of {lost} of {selection.b} samples matches no label in the replay"
-        doubts = (*doubts, no_label)
+        replayed = Replay.attempt(
+            factors, selection, model, loss, relative_error=error / size, generator=generator
+        )
+    labels, proof, remark = None, Proof.PATTERN, ""
+    if isinstance(replayed, str):
+        remark = f"no replay: {replayed}" if model is not None else ""
     else:
-        doubts = replay.compare_update(labels, factor)
-    whole = not doubts and bool((certified & precise).all())
-    proof = Proof.REPLAY if bool(certified.any()) else Proof.NONE
-    labels = torch.where(certified, labels, -1)
-    return Certificate(certified & precise, proof, error, precise, labels, whole, doubts)
+        if replayed.compared:
+            # The replay stands in for redundancy, not for the signs or the bias gradient.
+            proof = Proof.REPLAY
+            certified = signs_hold(factors, selection)
+        else:
+            remark = "no gradient of a later layer to compare, so the replay only gave labels"
+        certified = certified & replayed.matched
+        doubts = _doubts_of(replayed, certified, doubts)
+        if replayed.objections:
+            certified = torch.zeros_like(certified)
+        labels = torch.where(replayed.matched, replayed.labels, -1)
+    certified = certified & precise
+    whole = bool(certified.all())
+    proof = proof if bool(certified.any()) else Proof.NONE
+    return Certificate(certified, proof, error, precise, labels, whole, doubts, remark)
+
+
+def _doubts_of(
+    replayed: Replayed, certified: Tensor, by_pattern: tuple[str, ...]
+) -> tuple[str, ...]:
+    lost = int((~replayed.matched).sum())
+    if not lost:
+        return replayed.objections if bool(certified.all()) else (*by_pattern, *replayed.objections)
+    return (
+        *by_pattern,
+        *replayed.objections,
+        f"the gradient of {lost} of {len(certified)} samples matches no label in the replay "
+        "(other weights or loss than the client's, or samples that are wrong)",
+    )
+
+
+def signs_hold(factors: Factors, selection: Selection) -> Tensor:
+    """Per sample: no sign contradicts its zeros, and the bias gradient is of this batch."""
+    finite = selection.C.isfinite().all(1)
+    return (selection.contradictions == 0) & finite & _bias_in_span(factors)
 
 
 def predicted_error(factors: Factors, selection: Selection) -> Tensor:
@@ -100,25 +128,25 @@ def pattern_holds(factors: Factors, selection: Selection) -> tuple[Tensor, tuple
     side = selection.directions.side
     b, rows = selection.b, side.basis.shape[0]
     doubts: list[str] = []
-    if rows <= 2 * (b + 1):
-        # Cover (1965): up to 2(b+1) points, any sign pattern is some hyperplane's.
-        doubts.append(
-            f"{rows} live rows prove nothing about {b} samples: more than {2 * b + 2} would"
-        )
+    chance = theory.pattern_by_chance(rows, b)
+    if chance**b > _LUCK:
+        doubts.append(f"{rows} live rows prove nothing about {b} samples: attack a wider layer")
         return torch.zeros(b, dtype=torch.bool, device=selection.C.device), tuple(doubts)
-    spanned = _bias_in_span(factors)
-    if not spanned:
-        doubts.append("the bias gradient is no combination of the samples': not of one batch")
-    sound = selection.contradictions == 0
-    sound &= selection.directions.firmness > 0
-    sound &= selection.C.isfinite().all(1)
+    if not _bias_in_span(factors):
+        doubts.append("the bias gradient is no combination of the recovered samples'")
+    sound = signs_hold(factors, selection) & (selection.directions.firmness > 0)
     if factors.view.relu == "both":
         sound &= _other_side(factors, selection)
     if side.name == "outputs" and not bool(sound.all()):
         sound &= _uncontaminated(selection, sound)
     if not bool(sound.all()):
-        doubts.append(f"{int((~sound).sum())} of {b} samples break a necessary condition")
-    return sound & spanned, tuple(doubts)
+        doubts.append(
+            f"{int((~sound).sum())} of {b} samples break a necessary condition (a direction is wrong, "
+            "or dropout, other weights or another activation than ReLU shape the gradient)"
+        )
+        if chance > _LUCK:
+            sound = torch.zeros_like(sound)  # one sample alone may fit by luck
+    return sound, tuple(doubts)
 
 
 def _bias_in_span(factors: Factors) -> bool:

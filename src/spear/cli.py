@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -16,7 +17,7 @@ import spear
 from spear import theory as lemmas
 from spear.audit.demo import DemoRun, DemoSettings, run_demo
 from spear.directions import Progress as Step
-from spear.errors import SpearError
+from spear.errors import InvalidOption, SpearError
 from spear.inversion import Outcome
 
 app = typer.Typer(
@@ -28,13 +29,16 @@ console = Console(highlight=False)
 
 
 def run() -> None:
-    """Run the command; our own errors end in one sentence and exit code 2."""
+    """Run the command; our own errors and the disk's end in one sentence and exit code 2."""
+    debug = "--debug" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
         app()
-    except SpearError as error:
-        if "--debug" in sys.argv:
+    except (SpearError, OSError) as error:
+        if debug:
             raise
-        Console(stderr=True, highlight=False).print(f"[red]spear:[/red] {error}", soft_wrap=True)
+        complaints = Console(stderr=True, highlight=False)
+        complaints.print("[red]spear:[/red]", escape(str(error)), soft_wrap=True)
         sys.exit(2)
 
 
@@ -49,7 +53,9 @@ def main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error (anywhere in the line).")
+    ] = False,
 ) -> None:
     """SPEAR audits what a federated-learning update gives away."""
 
@@ -72,6 +78,7 @@ def demo(
 ) -> None:
     """Recover real photos from one gradient, and show them beside the originals."""
     settings = DemoSettings(batch_size, width, depth, pixels, seed, finder, max_seconds)
+    out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be written to ends it here
     if not quiet:
         console.print(
             f"A client computes one gradient on [b]{batch_size}[/b] private photos "
@@ -95,16 +102,18 @@ def demo(
             bars.update(task, description=step.stage, completed=done, detail=detail)
 
         run = run_demo(settings, show)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "recovered.png").write_bytes(run.picture())
-    (out / "report.html").write_text(run.page(), encoding="utf-8")
+    if len(run.recovered):
+        (out / "recovered.png").write_bytes(run.picture())
+        (out / "report.html").write_text(run.page(), encoding="utf-8")
     _show_demo(run, out, quiet)
+    if run.result.stats.get("interrupted"):
+        raise typer.Exit(130)
     if run.result.outcome is not Outcome.EXACT:
         raise typer.Exit(1)
 
 
 def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
-    if not quiet:
+    if not quiet and len(run.recovered):
         table = Table("photo", "PSNR (dB)", "certified", "label", "label found")
         for row in run.samples():
             found = row["found_label"]
@@ -119,31 +128,33 @@ def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
     colour = "green" if run.result.outcome is Outcome.EXACT else "red"
     submatrices = int(run.result.stats.get("submatrices", 0))
     console.print(
-        f"[b {colour}]{run.result.outcome.name}[/b {colour}]: {run.result.reason} "
+        f"[b {colour}]{run.result.outcome.name}[/b {colour}]: {escape(run.result.reason)} "
         f"({run.seconds:.1f} s, {submatrices:,} submatrices)",
         soft_wrap=True,
     )
-    console.print(
-        f"picture: {out / 'recovered.png'}\npage:    {out / 'report.html'}", soft_wrap=True
-    )
+    if len(run.recovered):
+        files = f"picture: {out / 'recovered.png'}\npage:    {out / 'report.html'}"
+        console.print(escape(files), soft_wrap=True)
 
 
 @app.command(epilog="Example: spear theory --batch-size 16 --width 200")
 def theory(
-    batch_size: Annotated[int, typer.Option("--batch-size", "-b", help="b")] = 20,
-    width: Annotated[int, typer.Option("--width", "-m", help="m")] = 200,
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", help="Samples, b.")] = 20,
+    width: Annotated[int, typer.Option("--width", "-m", help="Neurons of the layer, m.")] = 200,
     p: Annotated[float, typer.Option(help="Failure probability allowed.")] = 1e-8,
     false_rejection: Annotated[float, typer.Option(help="p_fr of the sparsity filter.")] = 1e-10,
 ) -> None:
     """What the paper's lemmas say about a batch size and a width."""
     b, m = batch_size, width
+    if b >= m:
+        raise InvalidOption(f"expected a batch smaller than the layer, got b = {b} and m = {m}")
     table = Table("quantity", "value", title=f"b = {b}, m = {m}")
     tau = lemmas.sparsity_threshold(m, false_rejection)
     rows = {
         "q: a submatrix gives a direction": f"{lemmas.success_probability(b):.3g}",
         "expected submatrices, m >> b": f"{lemmas.expected_samples(b):.3g}",
         f"expected submatrices at m = {m}": f"{lemmas.expected_samples_narrow(b, m):.3g}",
-        f"submatrices with probability 1 - {p:g}": (
+        f"submatrices with probability 1 - {p:g}, m >> b": (
             f"{lemmas.samples_with_high_probability(b, p, false_rejection):.3g}"
         ),
         f"tau for p_fr = {false_rejection:g}": f"{tau:g}",

@@ -125,7 +125,7 @@ def round_to_kernel(side: Side, candidate: Tensor) -> tuple[Tensor, Tensor] | No
     Overdetermined, so far more precise than the submatrix the candidate came from. Returns the
     unit direction (b,) and its zero rows (rows,), or None where the candidate has no such kernel.
     """
-    q = candidate / candidate.norm()
+    q = unit(candidate)
     zeros = (side.basis @ q).abs() <= looseness(side) * side.zero
     best, best_level = None, UNDECIDED * side.zero  # rounding is uneven: up to this much is seen
     for _ in range(_PASSES):
@@ -157,6 +157,12 @@ def _kernel(side: Side, zeros: Tensor) -> tuple[Tensor, Tensor, float] | None:
     values = (side.basis @ Vt[-1]).abs()
     median = float(values[zeros].median()) if bool(zeros.any()) else 0.0
     return Vt[-1], values, max(side.zero, _OUTLIER * median)
+
+
+def unit(vectors: Tensor, dim: int = -1) -> Tensor:
+    """Vectors of length one along a dimension, however small they were."""
+    lengths: Tensor = vectors.norm(dim=dim, keepdim=True)
+    return vectors / lengths.clamp_min(torch.finfo(vectors.dtype).tiny)
 
 
 def _below_gap(values: Tensor, level: float) -> float:

@@ -148,6 +148,8 @@ def factorise(view: LayerUpdate) -> Factors:
     U, s = _left_factor(G, live_rows)
     m, n = int(live_rows.sum()), int(live_columns.sum())
     b = batch_size_from(s, m, n, torch.finfo(G.dtype).eps)
+    if view.relu == "before" and b is not None and b >= view.outputs - 1:
+        b = None  # an output layer's gradients sum to zero over classes: any larger batch looks so
     rank = b if b is not None else 0
     left = U.new_zeros(view.outputs, rank)
     left[live_rows] = U[:, :rank]
@@ -164,17 +166,22 @@ def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
     r = len(s)
     if r == 0 or float(s[0]) == 0:
         return 0
+    positions = torch.arange(r, device=s.device)
     i = torch.arange(r, dtype=s.dtype, device=s.device)
     tail = s.square().flip(0).cumsum(0).flip(0)  # energy of s_i, s_i+1, ...
     # What noise of the tail's energy could reach at most, if the rank were i.
     edge = (tail / ((m - i) * (n - i))).sqrt() * ((m - i).sqrt() + (n - i).sqrt())
-    floor = float(s.norm()) * torch.finfo(s.dtype).eps
+    # Rounding leaves about a tenth of eps; what falls a hundred times below is no further gap.
+    floor = float(s.norm()) * max(torch.finfo(s.dtype).eps, 1e-3 * eps)
     drop = s[:-1] / s[1:].clamp_min(floor)  # (r-1,) s_i / s_i+1
-    # Rounding is uneven from row to row: its largest value was seen up to 3 times above the edge.
-    quiet = s[1:] <= 4 * edge[1:]
+    # Rounding is uneven from row to row: its largest value was seen up to 3 times above the edge and
+    # 10 times above the median. A weak sample stands further out of what is behind it.
+    median = s[(positions + r) // 2]  # of s_i, s_i+1, ...: they are sorted
+    quiet = (s[1:] <= 4 * edge[1:]) & (s[1:] <= 30 * median[1:].clamp_min(floor))
     clean = torch.where(quiet & (s[:-1] > floor), drop, 0.0)
-    if r > 1 and float(clean.max()) >= 100:
-        return int(clean.argmax()) + 1
+    gaps = torch.nonzero(clean >= 100).flatten()
+    if len(gaps):
+        return int(gaps[-1]) + 1
     # Gaussian noise keeps to the edge, and the samples stand out of it; a spectrum that merely
     # levels off is a batch as large as the layer. A fifth of the spectrum has to show the noise.
     shown = r - max(3, r // 5)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spear.certificate import Certificate, Proof, certify
 from spear.directions import Finder, Progress, Watch
-from spear.errors import InvalidOption, NotExact
+from spear.errors import InvalidOption, InvalidUpdate, NotExact
 from spear.factors import Factors, factorise
 from spear.replay import Loss
 from spear.sampling import SamplingFinder
@@ -41,7 +41,8 @@ class Inversion:
     inputs: Tensor = field(repr=False)
     """(k, n): what was recovered, k <= batch_size."""
     batch_size: int | None
-    """Number of distinct samples, read off the update; None where it shows no gap."""
+    """Number of samples the layer can tell apart, read off the update: one that is there twice, or
+    whose gradient vanished, does not show. None where the spectrum has no gap."""
     certified: Tensor
     """(k,) bool: which of them are proved, without ground truth."""
     proof: Proof
@@ -89,7 +90,7 @@ def invert(
     >>> result.outcome.name, result.batch_size, sorted(result.labels.tolist())
     ('EXACT', 3, [0, 2, 4])
     """
-    search = _finder(finder)
+    search = _checked(view, finder, max_seconds)
     watch = Watch(on_progress, max_seconds)
     seconds: dict[str, float] = {}
     watch.report("factorise")
@@ -109,11 +110,13 @@ def invert(
             if chosen is not None and (best is None or chosen.match > best.match):
                 best = chosen
             if best is not None and search.satisfied(factors, best.match):
+                ended = "every pattern matched"
                 break
         if watch.expired:
             ended = f"max_seconds = {max_seconds:g} had passed"
     except KeyboardInterrupt:
         ended = "it was interrupted"
+        watch.count("interrupted")
     seconds["select"] = judging
     seconds["search"] = time.monotonic() - began - judging
     seconds.update(watch.counters)
@@ -129,8 +132,21 @@ def invert(
     return _finish(_conclude(factors, judged, certificate, inputs, seconds, ended), throw)
 
 
-def _finder(finder: str | Finder) -> Finder:
+def _checked(view: LayerUpdate, finder: str | Finder, max_seconds: float | None) -> Finder:
+    """The finder, after everything that can be said before any work is done."""
+    if not isinstance(view, LayerUpdate):
+        raise InvalidUpdate(
+            [
+                f"expected a LayerUpdate, got a {type(view).__name__}: "
+                "call spear.observe(model, gradients) first"
+            ]
+        )
+    number = isinstance(max_seconds, (int, float)) and 0 < max_seconds < float("inf")
+    if max_seconds is not None and not number:
+        raise InvalidOption(f"expected max_seconds > 0, got {max_seconds!r}")
     if not isinstance(finder, str):
+        if isinstance(finder, type) or not hasattr(finder, "search"):
+            raise InvalidOption(f"expected a finder such as SamplingFinder(), got {finder!r}")
         return finder
     if finder not in FINDERS:
         raise InvalidOption(f"expected finder to be one of {sorted(FINDERS)}, got {finder!r}")
@@ -150,6 +166,8 @@ def _conclude(
     if certificate.whole:
         outcome = Outcome.EXACT
         reason = f"all {b} samples recovered, proved by {certificate.proof.value}"
+        if certificate.remark:
+            reason += f" ({certificate.remark})"
     elif not bool(certificate.precise.any()):
         outcome = Outcome.APPROXIMATE
         reason = (
@@ -161,7 +179,12 @@ def _conclude(
         reason = f"{count} of {b} samples certified; {doubts}; the search ended as {ended}"
     else:
         outcome = Outcome.FAILED
-        reason = f"no sample can be certified: {doubts}; the search ended as {ended}"
+        reason = (
+            f"no sample can be certified, though they may be right: {doubts}; "
+            f"the search ended as {ended}"
+        )
+    if not factors.view.reads_data:
+        reason += f"; these are inputs of layer {factors.view.layer!r}, computed from the data"
     return Inversion(
         inputs=inputs,
         batch_size=b,
@@ -200,14 +223,14 @@ def _no_batch(factors: Factors) -> str:
         return "the gradient is noise: no sample stands out of it"
     return (
         f"the spectrum shows no gap, so the batch has as many samples as min(m, n) = {min(m, n)} or "
-        "more, or the noise hides them; attack a wider layer"
+        "more, or noise or pruning hides them; attack a wider layer"
     )
 
 
 def _not_found(factors: Factors, ended: str) -> str:
     return (
-        f"fewer than b = {factors.b} independent directions were found before {ended}; raise "
-        "max_samples or max_seconds"
+        f"fewer than b = {factors.b} independent directions were found before {ended}; give it more "
+        "(max_seconds=, finder=SamplingFinder(max_samples=...)), or attack a wider layer"
     )
 
 

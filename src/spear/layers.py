@@ -27,6 +27,7 @@ class LayerReport:
     name: str
     relu: Relu | None
     why: str
+    reads_data: bool = False  # its inputs are the model's own, reshaped at most
 
     @property
     def attackable(self) -> bool:
@@ -97,13 +98,14 @@ def _report(name: str, uses: list[fx.Node], modules: dict[str, nn.Module]) -> La
         return LayerReport(name, None, why)
     after, why_not_after = _relu_after(uses[0], modules)
     before = _relu_before(uses[0], modules)
+    data = _reads_data(uses[0], modules)
     if after and before:
-        return LayerReport(name, "both", "a ReLU stands before and after it")
+        return LayerReport(name, "both", "a ReLU stands before and after it", data)
     if after:
-        return LayerReport(name, "after", "a ReLU follows it: its output gradient is sparse")
+        return LayerReport(name, "after", "a ReLU follows it: its output gradient is sparse", data)
     if before:
-        return LayerReport(name, "before", "a ReLU stands before it: its inputs are sparse")
-    return LayerReport(name, None, f"no ReLU stands before it, and {why_not_after}")
+        return LayerReport(name, "before", "a ReLU stands before it: its inputs are sparse", data)
+    return LayerReport(name, None, f"no ReLU stands before it, and {why_not_after}", data)
 
 
 def _relu_after(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[bool, str]:
@@ -128,6 +130,15 @@ def _relu_before(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if pooled or _is_transparent(source, modules):
         return _relu_before(source, modules)
     return False
+
+
+def _reads_data(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    sources = node.all_input_nodes
+    if len(sources) != 1:
+        return False
+    if sources[0].op == "placeholder":
+        return True
+    return _is_transparent(sources[0], modules) and _reads_data(sources[0], modules)
 
 
 def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
@@ -172,5 +183,6 @@ def _inspect_registered(model: nn.Module, untraced: str) -> tuple[LayerReport, .
         )
         where = f"{untraced}; going by the order in which modules are registered, "
         seen = f"ReLU {relu}" if relu else "no ReLU module is its neighbour"
-        reports.append(LayerReport(name, relu, where + seen))
+        first = not any(isinstance(m, nn.Module) and list(m.parameters()) for _, m in leaves[:i])
+        reports.append(LayerReport(name, relu, where + seen, first))
     return tuple(reports)

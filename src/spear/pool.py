@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spear.directions import Directions, firmness, looseness, redundant, round_to_kernel
+from spear.directions import (
+    Directions,
+    Watch,
+    firmness,
+    looseness,
+    redundant,
+    round_to_kernel,
+    unit,
+)
 from spear.factors import Side
 
 _RESERVE = 4  # directions kept in reserve, per sample
@@ -20,9 +28,10 @@ class Pool:
     reserve, since in a layer hardly wider than the batch a sample may have no zeros to spare.
     """
 
-    def __init__(self, side: Side, threshold: float) -> None:
+    def __init__(self, side: Side, threshold: float, watch: Watch | None = None) -> None:
         self.side = side
         self.threshold = threshold
+        self.watch = watch or Watch()
         self._firm = _Known(side)
         self._reserve = _Known(side, limit=_RESERVE * side.white.shape[1])
 
@@ -51,7 +60,9 @@ class Pool:
         """Take in candidates (k, b), given in the white basis; is there a new firm direction?"""
         before = len(self._firm)
         for part in torch.split(candidates, 256):  # what one part finds, the next need not look at
-            self._add(torch.nn.functional.normalize(part.to(self.side.white), dim=1))
+            if self.watch.expired:
+                break
+            self._add(unit(part.to(self.side.white)))
         return len(self._firm) > before
 
     def _add(self, candidates: Tensor) -> None:
@@ -74,7 +85,7 @@ class Pool:
 
     def _sparse(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
         """The candidates that pass the sparsity filter before rounding, and their zeros."""
-        q = torch.nn.functional.normalize(candidates / self.side.scales, dim=1)
+        q = unit(candidates / self.side.scales)
         values = (q @ self.side.basis.T).abs()  # (k, rows)
         zeros = values <= looseness(self.side) * self.side.zero
         keep = zeros.sum(1) + self.side.silent >= self.threshold * self.side.size
@@ -82,7 +93,7 @@ class Pool:
 
     def _take(self, candidates: Tensor) -> None:
         """Round one after the other, dropping those that turn out to be the same."""
-        while len(candidates):
+        while len(candidates) and not self.watch.expired:
             same = candidates[:1]
             rounded = round_to_kernel(self.side, same[0] / self.side.scales)
             if rounded is not None:
@@ -91,7 +102,7 @@ class Pool:
 
     def _keep(self, q: Tensor, zeros: Tensor) -> Tensor:
         """Keep a rounded direction where it belongs, if it is sparse; returns it as (1, b), white."""
-        white = torch.nn.functional.normalize((q * self.side.scales)[None], dim=1)
+        white = unit((q * self.side.scales)[None])
         if int(zeros.sum()) + self.side.silent >= self.threshold * self.side.size:
             holds = firmness(self.side, white[0], zeros)
             (self._firm if holds == 2 else self._reserve).add(q, zeros, white, holds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,16 @@ _REPLAY_LIMIT = 1e-3
 # preactivation is zero to rounding may have been on the other side for the client.
 _NEIGHBOURS = 8
 _ROWS_AT_ONCE = 1 << 14
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """What a replay showed."""
+
+    labels: Tensor  # (b,) int64: the nearest label
+    matched: Tensor  # (b,) bool: is its gradient the recovered one?
+    objections: tuple[str, ...]  # parts of the update that disagree
+    compared: bool  # were gradients of later layers there to compare?
 
 
 class Replay:
@@ -48,6 +59,8 @@ class Replay:
         self.rounding = _ROUNDINGS * eps
         self.own = UNDECIDED * (noise + relative_error)  # (b,)
         self.relative_error = relative_error.clamp_min(eps)
+        with torch.no_grad():
+            self.classes = int(network(self.Z[:1]).shape[-1])
 
     @staticmethod
     def prepare(
@@ -67,10 +80,55 @@ class Replay:
         behind = network_after(model, view.layer)
         if isinstance(behind, str):
             return behind
-        network = copy.deepcopy(behind).to(factors.left.device, torch.float64)
-        return Replay(
-            factors, selection, network, loss or nn.functional.cross_entropy, relative_error
-        )
+        if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in behind.modules()):
+            return "dropout is active behind the layer, so its gradients are random"
+        network = copy.deepcopy(behind).to(factors.left.device, torch.float64).requires_grad_(True)
+        loss = loss or nn.functional.cross_entropy
+        if isinstance(loss, nn.Module):
+            loss = copy.deepcopy(loss).to(factors.left.device, torch.float64)
+        return Replay(factors, selection, network, loss, relative_error)
+
+    @staticmethod
+    def attempt(
+        factors: Factors,
+        selection: Selection,
+        model: nn.Module,
+        loss: Loss | None,
+        *,
+        relative_error: Tensor,
+        generator: torch.Generator | None,
+    ) -> Replayed | str:
+        """Replay if it can be done; otherwise one line on why not.
+
+        The user's model and loss run here, and may raise anything: then there is no replay.
+        """
+        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                replay = Replay.prepare(factors, selection, model, loss, relative_error)
+                return replay if isinstance(replay, str) else replay.run(generator)
+            except Exception as error:
+                lines = str(error).strip().splitlines() or [""]
+                return (
+                    "running the model and loss on one sample per label failed "
+                    f"({type(error).__name__}: {lines[0][:120]})"
+                )
+
+    def run(self, generator: torch.Generator | None) -> Replayed:
+        labels, matched, factor = self.match_labels(generator)
+        objections = self.compare_update(labels, factor) if bool(matched.all()) else ()
+        compared = any(n in self.factors.view.others for n, _ in self.network.named_parameters())
+        if self.classes <= 2:
+            # With two classes, gradients of samples with one ReLU pattern are parallel.
+            heavy = factor > 1.5 * factor[matched].min() if bool(matched.any()) else ~matched
+            if bool((heavy & matched).any()):
+                merged = int((heavy & matched).sum())
+                objections = (
+                    *objections,
+                    f"{merged} samples weigh more than others: with two classes, samples with one "
+                    "ReLU pattern merge",
+                )
+                matched = matched & ~heavy
+        return Replayed(labels, matched, objections, compared)
 
     def match_labels(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
         """The label of each sample, whether its gradient is the recovered one, and their ratio."""
@@ -103,8 +161,7 @@ class Replay:
     def _nearest_labels(self, Z: Tensor, D: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """For rows of Z (k, m): the label whose gradient points along D, and how far off it is."""
         D = self.D if D is None else D
-        with torch.no_grad():
-            classes = self.network(Z[:1]).shape[-1]
+        classes = self.classes
         labels, residuals = [], []
         step = max(1, _ROWS_AT_ONCE // classes)
         for start in range(0, len(Z), step):
@@ -149,12 +206,12 @@ class Replay:
             total = total + weight * self.loss(self.network(z[None]), y[None]).sum()
         assert isinstance(total, Tensor)
         replayed = torch.autograd.grad(total, list(parameters.values()), materialize_grads=True)
-        limit = max(float(self.tolerance(labels).max()), 1e-6)
+        limit = float(self.tolerance(labels).max())
         doubts = []
         for name, computed in zip(parameters, replayed, strict=True):
             seen = others[name].to(computed)
             distance = float((computed - seen).norm())
-            if distance > limit * max(float(seen.norm()), float(computed.norm())):
+            if not distance <= limit * max(float(seen.norm()), float(computed.norm())):
                 share = distance / max(float(seen.norm()), 1e-300)
                 doubts.append(
                     f"the replayed gradient of {name!r} is off by {share:.1e} of its norm"

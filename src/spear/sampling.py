@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from spear import theory
-from spear.directions import Directions, Watch
+from spear.directions import Directions, Watch, unit
 from spear.errors import InvalidOption
 from spear.factors import Factors, Side
 from spear.pool import Pool
@@ -78,11 +78,13 @@ class SamplingFinder:
         self, factors: Factors, *, generator: torch.Generator, watch: Watch
     ) -> Iterator[Directions]:
         b = factors.b
-        pools = [self._pool(side) for side in _sparse_sides(factors)]
-        expected = theory.expected_samples_narrow(b, max(p.side.size for p in pools))
-        budget, rows, groups = self._budget(expected), self._rows(factors), self._groups(factors)
+        rows, groups = self._rows(factors), self._groups(factors)
+        sides = [s for s in _sparse_sides(factors) if len(s.basis) >= max(rows, b)]
+        pools = [self._pool(side, watch) for side in sides]
+        expected = theory.expected_samples_narrow(b, factors.view.outputs)
+        budget = self._budget(expected, sides, rows)
         sampled, step, next_look = 0, 0, [0] * len(pools)
-        while sampled < budget and not watch.expired:
+        while pools and sampled < budget and not watch.expired:
             step += 1
             for i, pool in enumerate(pools):
                 most = max(1, math.ceil(min((budget - sampled) / b, _INVERSES)))
@@ -125,14 +127,15 @@ class SamplingFinder:
         live = Z.to(side.white)[:, factors.live_rows]
         return live.topk(min(3 * factors.b, live.shape[1]), largest=False).indices
 
-    def _pool(self, side: Side) -> Pool:
+    def _pool(self, side: Side, watch: Watch) -> Pool:
         tau = self.threshold or theory.sparsity_threshold(side.size, self.false_rejection)
-        return Pool(side, tau)
+        return Pool(side, tau, watch)
 
-    def _budget(self, expected: float) -> float:
-        if self.max_samples is not None:
-            return self.max_samples
-        return min(2e9, max(5e7, 20 * expected))
+    def _budget(self, expected: float, sides: list[Side], rows: int) -> float:
+        """N: as asked for, else from the theory; never far beyond all submatrices there are."""
+        wanted = min(2e9, max(5e7, 20 * expected)) if self.max_samples is None else self.max_samples
+        submatrices = sum(math.comb(len(side.basis), max(rows, 0)) for side in sides)
+        return min(wanted, 20 * submatrices)
 
     def _rows(self, factors: Factors) -> int:
         b = factors.b
@@ -230,7 +233,7 @@ def kernels_by_gram(
     A = basis[chosen]  # (N, rows, b), equal noise everywhere
     inverse = torch.linalg.inv_ex(A.mT @ A).inverse  # (N, b, b)
     q = inverse @ inverse.sum(-1, keepdim=True)
-    q = torch.nn.functional.normalize(inverse @ q, dim=-2)  # three steps of inverse iteration
+    q = unit(inverse @ unit(q, -2), -2)  # three steps of inverse iteration
     smallest = (A @ q).square().sum((-2, -1))  # (N,) smallest eigenvalue of the Gram matrix
     rest = (
         inverse.diagonal(dim1=-2, dim2=-1).sum(-1) - 1 / smallest

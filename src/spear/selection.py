@@ -122,7 +122,7 @@ class _Matching:
         while current and not watch.expired:
             best, swap = current, None
             inside, state = set(chosen), self.state(chosen)
-            for j in (j for j in range(len(self.pool)) if j not in inside):
+            for j in (j for j in range(len(self.pool)) if j not in inside and not watch.expired):
                 totals = self._swaps(*state, chosen, j)  # (b,)
                 i = int(totals.argmin())
                 if int(totals[i]) < best:

@@ -53,7 +53,8 @@ def expected_samples(b: int) -> float:
     >>> f"{expected_samples(16):.1e}"
     '1.8e+05'
     """
-    return b * harmonic(b) / success_probability(b)
+    q = success_probability(b)
+    return b * harmonic(b) / q if q > 0 else math.inf  # 2^-b underflows beyond b = 1000
 
 
 def expected_samples_narrow(b: int, m: int, zeros: Sequence[int] | None = None) -> float:
@@ -105,12 +106,26 @@ def samples_with_high_probability(b: int, p: float, p_fr: float = 0.0) -> float:
     q = success_probability(b)
     if b == 1:
         return 1.0
+    if q == 0:
+        return math.inf
     directions = b * math.log(2 * b / p_star)  # c^p: correct directions until all b are distinct
     quantile = -float(stats.norm.ppf(p_star / 2))
     # n q - z sqrt(n q (1-q)) = c is a quadratic in sqrt(n q).
     spread = quantile * math.sqrt(1 - q)
     root = (spread + math.sqrt(spread**2 + 4 * directions)) / 2
     return root**2 / q
+
+
+def pattern_by_chance(rows: int, b: int) -> float:
+    """Probability that a random sign pattern on so many rows is the pattern of some sample.
+
+    Cover (1965): of all patterns of N points in b dimensions, a hyperplane can cut this share.
+
+    >>> pattern_by_chance(200, 20) < 1e-30
+    True
+    """
+    _check(b, rows)
+    return float(stats.binom.cdf(b - 1, rows - 1, 0.5))
 
 
 def false_rejection(threshold: float, m: int) -> float:

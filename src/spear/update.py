@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
@@ -76,10 +77,18 @@ class LayerUpdate:
         if self.layer is None:
             return f"one layer, {self.inputs} -> {self.outputs}, given directly"
         lines = [f"attacking {self.layer!r} ({self.inputs} -> {self.outputs}, ReLU {self.relu})"]
-        for report in self.considered:
+        names = [report.name for report in self.considered]
+        for i, report in enumerate(self.considered):
             if report.name != self.layer:
-                lines.append(f"not {report.name!r}: {_why_not(report)}")
+                where = "farther from" if i > names.index(self.layer) else "closer to"
+                too = f"attackable too ({report.why}), but {where} the data"
+                lines.append(f"not {report.name!r}: {too if report.attackable else report.why}")
         return "\n".join(lines)
+
+    @property
+    def reads_data(self) -> bool:
+        """Are the layer's inputs the model's own? True for a layer given directly: nobody knows."""
+        return all(r.reads_data for r in self.considered if r.name == self.layer)
 
 
 def observe(
@@ -127,8 +136,7 @@ def observe(
             )
         assert gradients is not None
         named = _by_name(model, gradients)
-    reports = inspect_layers(model)
-    chosen = _choose(model, reports, named, layer)
+    chosen, reports = _choose(model, inspect_layers(model), named, layer)
     assert chosen.relu is not None
     module = model.get_submodule(chosen.name)
     prefix = f"{chosen.name}." if chosen.name else ""
@@ -148,8 +156,8 @@ def observe(
 
 
 def _local_training(lr: float | None, epochs: int | None, batch: int | None) -> LocalTraining:
-    if lr is None or not lr > 0:
-        raise InvalidOption(f"after= needs the client's learning rate lr > 0, got {lr}")
+    if not isinstance(lr, (int, float)) or not 0 < lr < float("inf"):
+        raise InvalidOption(f"after= needs the client's learning rate lr > 0, got {lr!r}")
     for name, value in (("epochs", epochs), ("batch_size", batch)):
         if value is not None and value < 1:
             raise InvalidOption(f"expected {name} >= 1, got {value}")
@@ -160,8 +168,8 @@ def _descent(model: nn.Module, after: Mapping[str, Tensor], lr: float) -> dict[s
     """The sum of the client's local gradients: (W before - W after) / lr."""
     problems, named = [], {}
     for name, before in model.named_parameters():
-        if name not in after:
-            problems.append(f"after= has no {name!r}: expected the state dict the client sent back")
+        if not isinstance(after.get(name), Tensor):
+            problems.append(f"after= has no tensor {name!r}: expected the state dict sent back")
         elif after[name].shape != before.shape:
             problems.append(
                 f"after[{name!r}] has shape {tuple(after[name].shape)}, "
@@ -179,12 +187,19 @@ def _by_name(
     model: nn.Module, gradients: Sequence[Tensor | None] | Mapping[str, Tensor | None]
 ) -> dict[str, Tensor]:
     parameters = dict(model.named_parameters())
+    if isinstance(gradients, Tensor):
+        raise InvalidUpdate(
+            ["expected a list or dict of gradients, one per parameter, got one tensor"]
+        )
     if isinstance(gradients, Mapping):
         named = dict(gradients)
         unknown = [name for name in named if name not in parameters]
         if unknown:
             some = ", ".join(repr(name) for name in list(parameters)[:6])
-            raise InvalidUpdate([f"the model has no parameter {unknown[0]!r} (it has {some}, ...)"])
+            more = ", ..." if len(parameters) > 6 else ""
+            raise InvalidUpdate(
+                [f"the model has no parameter {unknown[0]!r} (it has {some}{more})"]
+            )
     else:
         names = list(parameters)
         trainable = [name for name, p in parameters.items() if p.requires_grad]
@@ -218,37 +233,39 @@ def _by_name(
 
 def _choose(
     model: nn.Module,
-    reports: tuple[LayerReport, ...],
+    inspected: tuple[LayerReport, ...],
     gradients: Mapping[str, Tensor],
     layer: str | None,
-) -> LayerReport:
-    """The first attackable layer whose gradients are there, or the one asked for."""
-    why: dict[str, str] = {}
+) -> tuple[LayerReport, tuple[LayerReport, ...]]:
+    """The first attackable layer whose gradients are there, or the one asked for; and all reports."""
+    reports = tuple(_with_parts(model, report, gradients) for report in inspected)
     for report in reports:
-        module = model.get_submodule(report.name)
-        prefix = f"{report.name}." if report.name else ""
-        if not report.attackable:
-            why[report.name] = report.why
-        elif getattr(module, "bias", None) is None:
-            why[report.name] = "it has no bias, and the bias gradient gives each input its scale"
-        elif f"{prefix}weight" not in gradients or f"{prefix}bias" not in gradients:
-            why[report.name] = "the update has no gradient of its weight and bias"
-        elif layer is None or layer == report.name:
-            return report
-    if layer is not None and layer not in why:
+        if report.attackable and layer in (None, report.name):
+            return report, reports
+    if layer is not None and layer not in {report.name for report in reports}:
         names = ", ".join(repr(r.name) for r in reports) or "none"
         raise InvalidOption(f"the model has no linear layer {layer!r}; its linear layers: {names}")
-    reasons = "; ".join(f"{n!r}: {w}" for n, w in why.items() if layer in (None, n))
+    reasons = "; ".join(f"{r.name!r}: {r.why}" for r in reports if layer in (None, r.name))
     raise NoAttackableLayer(
         "expected a linear layer with a bias, next to a ReLU, whose gradients are in the update; "
         f"found none ({reasons or 'the model has no linear layer'})"
     )
 
 
-def _why_not(report: LayerReport) -> str:
-    if report.attackable:
-        return f"attackable too ({report.why}), but farther from the data"
-    return report.why
+def _with_parts(
+    model: nn.Module, report: LayerReport, gradients: Mapping[str, Tensor]
+) -> LayerReport:
+    """The report, corrected where the layer lacks a bias or its gradients."""
+    prefix = f"{report.name}." if report.name else ""
+    if not report.attackable:
+        return report
+    if getattr(model.get_submodule(report.name), "bias", None) is None:
+        why = "it has no bias, and the bias gradient gives each input its scale"
+    elif f"{prefix}weight" not in gradients or f"{prefix}bias" not in gradients:
+        why = "the update has no gradient of its weight and bias"
+    else:
+        return report
+    return dataclasses.replace(report, relu=None, why=why)
 
 
 def _problems(view: LayerUpdate) -> list[str]:
@@ -278,7 +295,7 @@ def _problems(view: LayerUpdate) -> list[str]:
         or _kind_problems(parts)
         or [
             f"{name} has NaN or infinite entries: the client's training diverged or the file is damaged"
-            for name, part in parts.items()
+            for name, part in {**parts, **view.others}.items()
             if not _finite(part)
         ]
     )
@@ -317,6 +334,6 @@ def _kind_problems(parts: Mapping[str, Tensor]) -> list[str]:
 
 
 def _finite(tensor: Tensor) -> bool:
-    rows = tensor.reshape(tensor.shape[0], -1)
+    rows = tensor.reshape(tensor.shape[0] if tensor.ndim else 1, -1)
     step = max(1, _BLOCK // rows.shape[1])
     return all(bool(torch.isfinite(rows[i : i + step]).all()) for i in range(0, len(rows), step))

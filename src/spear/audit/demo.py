@@ -17,7 +17,7 @@ from spear.data.photos import photo_crops
 from spear.directions import Progress
 from spear.errors import InvalidOption, MissingExtra
 from spear.federated import fedsgd, mlp
-from spear.inversion import Inversion, invert
+from spear.inversion import FINDERS, Inversion, invert
 from spear.metrics import Score, score
 from spear.update import observe
 
@@ -38,11 +38,17 @@ class DemoSettings:
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.width < 1 or self.depth < 2:
+        if self.batch_size < 1 or self.width < 1 or self.depth < 2 or self.pixels < 8:
             raise InvalidOption(
-                "expected batch size >= 1, width >= 1 and depth >= 2, got "
-                f"{self.batch_size}, {self.width} and {self.depth}"
+                "expected batch size >= 1, width >= 1, depth >= 2 and pixels >= 8, got "
+                f"{self.batch_size}, {self.width}, {self.depth} and {self.pixels}"
             )
+        if self.finder not in FINDERS:
+            raise InvalidOption(
+                f"expected finder to be one of {sorted(FINDERS)}, got {self.finder!r}"
+            )
+        if self.max_seconds is not None and not self.max_seconds > 0:
+            raise InvalidOption(f"expected max_seconds > 0, got {self.max_seconds}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ Crop = tuple[str, Any, tuple[int, int, int, int]]  # photo, image, box
 
 
 def photo_crops(count: int, size: int = 64, seed: int = 0) -> tuple[Tensor, list[str]]:
-    """`count` disjoint square crops, (count, 3, size, size) in [0, 1], and the photo of each."""
+    """`count` disjoint square crops, (count, 3, size, size) in [0, 1], and a name for each."""
     try:
         from PIL import Image
         from skimage import data
@@ -46,14 +46,19 @@ def photo_crops(count: int, size: int = 64, seed: int = 0) -> tuple[Tensor, list
                 "RGB"
             )
             edge = min(image.size) // splits
+            if edge < size:
+                continue
             for top in range(0, image.height - edge + 1, edge):
                 for left in range(0, image.width - edge + 1, edge):
                     crops.append((name, image, (left, top, left + edge, top + edge)))
         if len(crops) >= count:
             break
+        if not crops:
+            raise InvalidOption(
+                f"the photos are too small for {count} crops of {size} x {size} pixels: ask for "
+                "fewer or smaller ones"
+            )
         splits += 1
-        if min(min(image.size) // splits for _, image, _ in crops) < size:
-            raise InvalidOption(f"the photos give {len(crops)} crops of {size} pixels, not {count}")
     chosen = _one_of_each_first(crops, seed)[:count]
     tiles = [
         torch.frombuffer(
@@ -62,7 +67,9 @@ def photo_crops(count: int, size: int = 64, seed: int = 0) -> tuple[Tensor, list
         for _, image, box in chosen
     ]
     pixels = torch.stack(tiles).view(count, size, size, 3).permute(0, 3, 1, 2).float() / 255
-    return pixels.contiguous(), [name for name, _, _ in chosen]
+    names = [name for name, _, _ in chosen]
+    numbered = [f"{name} {names[: i + 1].count(name)}" for i, name in enumerate(names)]
+    return pixels.contiguous(), numbered
 
 
 def _one_of_each_first(crops: list[Crop], seed: int) -> list[Crop]:
