@@ -188,10 +188,15 @@ def test_max_seconds_returns_in_time():
 
 def test_ctrl_c_returns_what_was_found():
     planted = plant(30, m=200, n=100)
-    threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT)).start()
-    result = spear.invert(planted.view, max_seconds=60)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may come ignored
+    try:
+        threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT)).start()
+        result = spear.invert(planted.view, max_seconds=60)
+    finally:
+        signal.signal(signal.SIGINT, previous)
     assert result.outcome is Outcome.FAILED
     assert "interrupted" in result.reason
+    assert result.stats["interrupted"] == 1
     assert result.stats["submatrices"] > 0
 
 

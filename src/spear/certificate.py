@@ -106,8 +106,10 @@ def _doubts_of(
 
 def signs_hold(factors: Factors, selection: Selection) -> Tensor:
     """Per sample: no sign contradicts its zeros, and the bias gradient is of this batch."""
-    finite = selection.C.isfinite().all(1)
-    return (selection.contradictions == 0) & finite & _bias_in_span(factors)
+    sound = (selection.contradictions == 0) & selection.C.isfinite().all(1) & _bias_in_span(factors)
+    if not bool(sound.all()) and _chance(selection) > _LUCK:
+        return torch.zeros_like(sound)  # in a batch that is partly wrong, one may fit by luck
+    return sound
 
 
 def predicted_error(factors: Factors, selection: Selection) -> Tensor:
@@ -128,8 +130,7 @@ def pattern_holds(factors: Factors, selection: Selection) -> tuple[Tensor, tuple
     side = selection.directions.side
     b, rows = selection.b, side.basis.shape[0]
     doubts: list[str] = []
-    chance = theory.pattern_by_chance(rows, b)
-    if chance**b > _LUCK:
+    if _chance(selection) ** b > _LUCK:
         doubts.append(f"{rows} live rows prove nothing about {b} samples: attack a wider layer")
         return torch.zeros(b, dtype=torch.bool, device=selection.C.device), tuple(doubts)
     if not _bias_in_span(factors):
@@ -144,9 +145,14 @@ def pattern_holds(factors: Factors, selection: Selection) -> tuple[Tensor, tuple
             f"{int((~sound).sum())} of {b} samples break a necessary condition (a direction is wrong, "
             "or dropout, other weights or another activation than ReLU shape the gradient)"
         )
-        if chance > _LUCK:
-            sound = torch.zeros_like(sound)  # one sample alone may fit by luck
+        if _chance(selection) > _LUCK:
+            sound = torch.zeros_like(sound)
     return sound, tuple(doubts)
+
+
+def _chance(selection: Selection) -> float:
+    """How likely a pattern of one sample fits by luck."""
+    return theory.pattern_by_chance(selection.directions.side.basis.shape[0], selection.b)
 
 
 def _bias_in_span(factors: Factors) -> bool:
