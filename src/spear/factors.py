@@ -174,11 +174,11 @@ def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
     # Rounding leaves about a tenth of eps; what falls a hundred times below is no further gap.
     floor = float(s.norm()) * max(torch.finfo(s.dtype).eps, 1e-3 * eps)
     drop = s[:-1] / s[1:].clamp_min(floor)  # (r-1,) s_i / s_i+1
-    # Rounding is uneven from row to row: its largest value was seen up to 3 times above the edge and,
+    # Rounding is uneven from row to row: its largest value was seen up to 4 times above the edge and,
     # where one sample is far louder than the others, 40 times above the median. Samples that are
     # taken for noise stand out further.
     median = s[(positions + r) // 2]  # of s_i, s_i+1, ...: they are sorted
-    quiet = (s[1:] <= 4 * edge[1:]) & (s[1:] <= 1000 * median[1:].clamp_min(floor))
+    quiet = (s[1:] <= 10 * edge[1:]) & (s[1:] <= 1000 * median[1:].clamp_min(floor))
     clean = torch.where(quiet & (s[:-1] > floor), drop, 0.0)
     gaps = torch.nonzero(clean >= 100).flatten()
     if len(gaps):

@@ -22,7 +22,8 @@ _ROUNDINGS = 50.0
 _REPLAY_LIMIT = 1e-3
 # Neighbours within the error of a recovered sample at which a replay is tried again: a neuron whose
 # preactivation is zero to rounding may have been on the other side for the client.
-_NEIGHBOURS = 8
+_NEIGHBOURS = 16
+_REACH = 20.0  # the last neighbour is this many errors away: still well inside the tolerance
 _ROWS_AT_ONCE = 1 << 14
 
 
@@ -133,16 +134,19 @@ class Replay:
     def match_labels(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
         """The label of each sample, whether its gradient is the recovered one, and their ratio."""
         labels, residual = self._nearest_labels(self.Z)
-        for _ in range(_NEIGHBOURS):
+        recovered = self.Z.clone()
+        for growth in torch.linspace(0, 1, _NEIGHBOURS).tolist():
             open_ = residual > self.tolerance(labels)
             if not bool(open_.any()):
                 break
-            scale = self.relative_error[open_, None] * self.Z.abs().mean()
-            step = torch.randn(scale.shape[0], self.Z.shape[1], generator=generator).to(self.Z)
-            tried, distance = self._nearest_labels(self.Z[open_] + scale * step, self.D[open_])
+            size = self.relative_error[open_, None] * _REACH**growth * recovered.abs().mean()
+            step = torch.randn(len(size), self.Z.shape[1], generator=generator).to(self.Z)
+            neighbours = recovered[open_] + size * step
+            tried, distance = self._nearest_labels(neighbours, self.D[open_])
             better = distance < residual[open_]
             labels[open_] = torch.where(better, tried, labels[open_])
             residual[open_] = torch.minimum(distance, residual[open_])
+            self.Z[open_] = torch.where(better[:, None], neighbours, self.Z[open_])
         matched = (residual <= self.tolerance(labels)) & residual.isfinite()
         return labels, matched, self._factors(labels)
 
