@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -92,6 +94,9 @@ def test_the_watch_keeps_time_and_counts():
     watch.report("search", done=7, found=1, batch_size=4)
     assert (steps[0].stage, steps[0].done, steps[0].batch_size) == ("search", 7, 4)
     assert not Watch().expired
+    with watch.stage("outer"), watch.stage("inner"):
+        time.sleep(0.02)
+    assert watch.stats["inner"] >= 0.02 > watch.stats["outer"] >= 0
 
 
 @pytest.mark.parametrize("b", [2, 6])

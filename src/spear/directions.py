@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -71,12 +72,13 @@ class Progress:
 
 @dataclass(eq=False)
 class Watch:
-    """The clock of one inversion: deadline, progress and counters."""
+    """The clock of one inversion: deadline, progress, seconds per stage and counters."""
 
     on_progress: Callable[[Progress], None] | None = None
     max_seconds: float | None = None
     started: float = field(default_factory=time.monotonic)
-    counters: dict[str, int] = field(default_factory=dict)
+    stats: dict[str, float] = field(default_factory=dict)
+    _inner: float = 0.0  # seconds of the stages inside the current one
 
     @property
     def seconds(self) -> float:
@@ -86,9 +88,21 @@ class Watch:
     def expired(self) -> bool:
         return self.max_seconds is not None and self.seconds >= self.max_seconds
 
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the seconds spent inside to the stage, less those of stages within it."""
+        began, outer, self._inner = time.monotonic(), self._inner, 0.0
+        self.stats.setdefault(name, 0.0)
+        try:
+            yield
+        finally:
+            spent = time.monotonic() - began
+            self.stats[name] += spent - self._inner
+            self._inner = outer + spent
+
     def count(self, name: str, amount: int = 1) -> int:
-        self.counters[name] = self.counters.get(name, 0) + amount
-        return self.counters[name]
+        self.stats[name] = int(self.stats.get(name, 0)) + amount
+        return int(self.stats[name])
 
     def report(
         self,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +17,6 @@ from spear.replay import Loss
 from spear.sampling import SamplingFinder
 from spear.selection import Selection, select
 from spear.update import LayerUpdate
-
-T = TypeVar("T")
 
 FINDERS: dict[str, Callable[[], Finder]] = {"sampling": SamplingFinder}
 
@@ -92,44 +88,39 @@ def invert(
     """
     search = _checked(view, finder, max_seconds)
     watch = Watch(on_progress, max_seconds)
-    seconds: dict[str, float] = {}
     watch.report("factorise")
-    factors, seconds["factorise"] = _timed(lambda: factorise(view))
+    with watch.stage("factorise"):
+        factors = factorise(view)
     if not factors.batch_size:
-        return _finish(_nothing(factors, seconds, _no_batch(factors)), throw)
-    device = factors.left.device
-    generator = generator or torch.Generator(device).manual_seed(0)
+        return _finish(_nothing(factors, watch.stats, _no_batch(factors)), throw)
+    generator = generator or torch.Generator(factors.left.device).manual_seed(0)
 
     best: Selection | None = None
     ended = "its budget of submatrices was spent"
-    began, judging = time.monotonic(), 0.0
     try:
-        for pool in search.search(factors, generator=generator, watch=watch):
-            chosen, spent = _timed(lambda pool=pool: select(factors, pool, watch))  # type: ignore[misc]
-            judging += spent
-            if chosen is not None and (best is None or chosen.match > best.match):
-                best = chosen
-            if best is not None and search.satisfied(factors, best.match):
-                ended = "every pattern matched"
-                break
+        with watch.stage("search"):
+            for pool in search.search(factors, generator=generator, watch=watch):
+                with watch.stage("select"):
+                    chosen = select(factors, pool, watch)
+                if chosen is not None and (best is None or chosen.match > best.match):
+                    best = chosen
+                if best is not None and search.satisfied(factors, best.match):
+                    ended = "every pattern matched"
+                    break
         if watch.expired:
             ended = f"max_seconds = {max_seconds:g} had passed"
     except KeyboardInterrupt:
         ended = "it was interrupted"
         watch.count("interrupted")
-    seconds["select"] = judging
-    seconds["search"] = time.monotonic() - began - judging
-    seconds.update(watch.counters)
     if best is None:
-        return _finish(_nothing(factors, seconds, _not_found(factors, ended)), throw)
+        return _finish(_nothing(factors, watch.stats, _not_found(factors, ended)), throw)
 
     watch.report("judge", batch_size=factors.b)
-    judged = best
-    certificate, seconds["certify"] = _timed(
-        lambda: certify(factors, judged, model=model, loss=loss, generator=generator)
-    )
-    inputs, seconds["reconstruct"] = _timed(lambda: factors.reconstruct(judged.C))
-    return _finish(_conclude(factors, judged, certificate, inputs, seconds, ended), throw)
+    with watch.stage("certify"):
+        certificate = certify(factors, best, model=model, loss=loss, generator=generator)
+    with watch.stage("reconstruct"):
+        inputs = factors.reconstruct(best.C)
+    return _finish(_conclude(factors, best, certificate, inputs, watch.stats, ended), throw)
 
 
 def _checked(view: LayerUpdate, finder: str | Finder, max_seconds: float | None) -> Finder:
@@ -238,9 +229,3 @@ def _finish(result: Inversion, throw: bool) -> Inversion:
     if throw and result.outcome is not Outcome.EXACT:
         raise NotExact(result)
     return result
-
-
-def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    began = time.monotonic()
-    value = work()
-    return value, time.monotonic() - began
