@@ -3,7 +3,7 @@
     SPEAR_DATA=... python benchmarks/exact_rate.py --data cifar10 --b 8 --batches 100
 
 Prints one JSON line per batch and a summary at the end; counts every wrong EXACT verdict and every
-certified sample that is wrong.
+certified sample that is wrong. `--table FILE` draws the README's table from a file of summaries.
 """
 
 from __future__ import annotations
@@ -22,6 +22,25 @@ from spear import data
 from spear.federated import fedsgd, mlp
 from spear.metrics import EXACT_DB, score
 
+NAMES = {"cifar10": "CIFAR-10", "mnist": "MNIST", "tiny_imagenet": "TinyImageNet"}
+
+
+def table(path: Path) -> str:
+    """Markdown from a file with one summary a line."""
+    lines = [
+        "| data | inputs | b | batches | exact | mean PSNR (dB) | worst sample (dB) | median time |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in map(json.loads, path.read_text().splitlines()):
+        settings = row["settings"]
+        inputs = "[0, 1]" if settings["raw"] else "normalised"
+        lines.append(
+            f"| {NAMES[settings['data']]} | {inputs} | {settings['b']} | {row['batches']} | "
+            f"{row['exact']} | {row['mean_psnr']:.1f} | {row['worst_psnr_of_exact']:.1f} | "
+            f"{row['median_seconds']:.2f} s |"
+        )
+    return "\n".join(lines)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -35,7 +54,11 @@ def main() -> None:
     parser.add_argument("--no-model", action="store_true", help="certify by pattern alone")
     parser.add_argument("--max-seconds", type=float, default=300)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--table", type=Path, help="draw summaries of this file, run nothing")
     args = parser.parse_args()
+    if args.table:
+        print(table(args.table))
+        return
     torch.set_num_threads(args.threads)
     images = getattr(data, args.data)(Path(os.environ["SPEAR_DATA"]))
 

@@ -83,17 +83,12 @@ def test_streaming_agrees_with_one_svd(m, monkeypatch):
     assert torch.allclose(factors.spectrum, exact, rtol=1e-9, atol=1e-15)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_noise_level_is_measured(dtype):
-    planted = plant(6, m=100, n=200, dtype=dtype)
-    factors = factorise(planted.view)
-    truth = plant(6, m=100, n=200, dtype=torch.float64)
-    if dtype is torch.float32:
-        exact = truth.gradients["0.weight"]  # same inputs up to rounding, so only an upper bound
-        del exact
-        assert 1e-9 < factors.relative_noise < 1e-6
-    else:
-        assert factors.relative_noise < 1e-13
+@pytest.mark.parametrize(
+    ("dtype", "least", "most"), [(torch.float32, 1e-9, 1e-6), (torch.float64, 0.0, 1e-13)]
+)
+def test_rounding_is_measured_as_noise(dtype, least, most):
+    factors = factorise(plant(6, m=100, n=200, dtype=dtype).view)
+    assert least < factors.relative_noise < most
     assert not factors.noisy
 
 
@@ -109,12 +104,10 @@ def test_gaussian_noise_is_measured_to_a_few_percent():
 
 
 def test_a_sample_a_thousand_times_weaker_still_counts():
-    planted = plant(8, m=120, n=300)
     D, X = low_rank(120, 300, 8)
     D[:, 3] *= 1e-3
     factors = factorise(view_of((D @ X).float(), D.sum(1).float()))
     assert factors.batch_size == 8
-    del planted
 
 
 @pytest.mark.parametrize("b", [1, 5, 50, 90])

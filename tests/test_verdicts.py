@@ -201,12 +201,12 @@ def test_models_and_losses_that_cannot_be_replayed_lose_nothing(model, loss, mes
     )
     view = spear.observe(model, fedsgd(model, x, y, client))
     result = spear.invert(view, model=model, loss=loss, max_seconds=2)
-    assert len(result.inputs) in (0, 4)
     assert result.labels is None
-    if result.outcome is Outcome.EXACT:
-        assert result.proof is Proof.PATTERN
-        assert message in result.reason
-        assert_certified_are_right(result, x)
+    assert result.proof is not Proof.REPLAY
+    assert message in result.reason
+    assert worst_error(result.inputs, x) < 1e-4  # recovered, whatever can be said of it
+    random = any(isinstance(module, nn.Dropout) for module in model.modules())
+    assert result.outcome is (Outcome.FAILED if random else Outcome.EXACT)
 
 
 def _first(output):

@@ -157,8 +157,6 @@ def _conclude(
     if certificate.whole:
         outcome = Outcome.EXACT
         reason = f"all {b} samples recovered, proved by {certificate.proof.value}"
-        if certificate.remark:
-            reason += f" ({certificate.remark})"
     elif not bool(certificate.precise.any()):
         outcome = Outcome.APPROXIMATE
         reason = (
@@ -174,6 +172,8 @@ def _conclude(
             f"no sample can be certified, though they may be right: {doubts}; "
             f"the search ended as {ended}"
         )
+    if certificate.remark:
+        reason += f"; {certificate.remark}"
     if not factors.view.reads_data:
         reason += f"; these are inputs of layer {factors.view.layer!r}, computed from the data"
     return Inversion(
