@@ -1,7 +1,15 @@
-"""Doctests are collected from src: what needs an extra that is not installed is left out there."""
+"""For tests and doctests alike: the same random numbers each time, and only what is installed."""
 
 from importlib.util import find_spec
+
+import pytest
+import torch
 
 collect_ignore = []
 if find_spec("typer") is None or find_spec("rich") is None:
     collect_ignore.append("src/spear/cli.py")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)  # weights and inputs drawn without a generator of their own
