@@ -9,6 +9,7 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
+from spear.cascade import CascadeFinder
 from spear.certificate import Certificate, Proof, certify
 from spear.directions import Finder, Progress, Watch
 from spear.errors import InvalidOption, InvalidUpdate, NotExact
@@ -18,7 +19,10 @@ from spear.sampling import SamplingFinder
 from spear.selection import Selection, select
 from spear.update import LayerUpdate
 
-FINDERS: dict[str, Callable[[], Finder]] = {"sampling": SamplingFinder}
+FINDERS: dict[str, Callable[[], Finder]] = {
+    "cascade": CascadeFinder,
+    "sampling": SamplingFinder,
+}
 
 
 class Outcome(Enum):

@@ -28,9 +28,12 @@ class Pool:
     reserve, since in a layer hardly wider than the batch a sample may have no zeros to spare.
     """
 
-    def __init__(self, side: Side, threshold: float, watch: Watch | None = None) -> None:
+    def __init__(
+        self, side: Side, threshold: float, watch: Watch | None = None, firm_from: int = 2
+    ) -> None:
         self.side = side
         self.threshold = threshold
+        self.firm_from = firm_from  # spare zero rows; after millions of candidates one is no proof
         self.watch = watch or Watch()
         self._firm = _Known(side)
         self._reserve = _Known(side, limit=_RESERVE * side.white.shape[1])
@@ -74,13 +77,33 @@ class Pool:
             sparsest = zeros[~promising].sum(1).argsort(descending=True)[:_RESERVE]
             self._take(candidates[~promising][sparsest])
 
+    def add_rounded(self, candidates: Tensor) -> bool:
+        """Take in candidates (k, b) that were solved from more rows than they need, white."""
+        before = len(self._firm)
+        candidates = unit(candidates)
+        self._take(candidates[~self._firm.holds(candidates)])
+        return len(self._firm) > before
+
+    @property
+    def firm(self) -> tuple[Tensor, Tensor]:
+        """The firm directions (k, b), white, and their zeros (k, rows)."""
+        nothing = self.side.white.new_zeros(0, len(self.side.white), dtype=torch.bool)
+        return self._firm.white, torch.cat([nothing, *(z[None] for z in self._firm.zeros)])
+
     def snapshot(self) -> Directions:
         known = [self._firm] if self.complete else [self._firm, self._reserve]
+        rows, b = self.side.white.shape
+        vectors = [self.side.white.new_zeros(b, 0), *(q[:, None] for k in known for q in k.vectors)]
+        nothing = torch.zeros(rows, 0, dtype=torch.bool, device=self.side.white.device)
         return Directions(
             self.side,
-            torch.stack([q for k in known for q in k.vectors], 1),
-            torch.stack([z for k in known for z in k.zeros], 1),
-            torch.tensor([f for k in known for f in k.firmness], device=self.side.white.device),
+            torch.cat(vectors, 1),
+            torch.cat([nothing, *(z[:, None] for k in known for z in k.zeros)], 1),
+            torch.tensor(
+                [f for k in known for f in k.firmness],
+                dtype=torch.int64,
+                device=self.side.white.device,
+            ),
         )
 
     def _sparse(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +128,7 @@ class Pool:
         white = unit((q * self.side.scales)[None])
         if int(zeros.sum()) + self.side.silent >= self.threshold * self.side.size:
             holds = firmness(self.side, white[0], zeros)
-            (self._firm if holds == 2 else self._reserve).add(q, zeros, white, holds)
+            (self._firm if holds >= self.firm_from else self._reserve).add(q, zeros, white, holds)
         return white
 
 

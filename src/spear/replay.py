@@ -163,23 +163,49 @@ class Replay:
         return tolerance.clamp_max(_REPLAY_LIMIT)
 
     def _nearest_labels(self, Z: Tensor, D: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """For rows of Z (k, m): the label whose gradient points along D, and how far off it is."""
+        """For rows of Z (k, m): the label whose gradient points along D, and how far off it is.
+
+        The likeliest label is tried first; where its gradient is not the recovered one, all are.
+        """
         D = self.D if D is None else D
-        classes = self.classes
-        labels, residuals = [], []
-        step = max(1, _ROWS_AT_ONCE // classes)
-        for start in range(0, len(Z), step):
-            z, d = Z[start : start + step], D[start : start + step]
-            targets = torch.arange(classes, device=z.device).repeat(len(z))
-            s = self._gradient(z.repeat_interleave(classes, 0), targets).view(len(z), classes, -1)
-            along = (s * d[:, None]).sum(-1).clamp_min(0) / s.square().sum(
-                -1
-            )  # one positive factor
-            distance = (d[:, None] - along[..., None] * s).norm(dim=-1) / d.norm(dim=-1)[:, None]
-            nearest = distance.nan_to_num(torch.inf).min(1)
-            labels.append(nearest.indices)
-            residuals.append(nearest.values)
-        return torch.cat(labels), torch.cat(residuals)
+        labels = self._likeliest(Z, D)
+        residuals = self._distance(Z, D, labels[:, None])[:, 0]
+        far = (residuals > self.rounding).nonzero().flatten()
+        step = max(1, _ROWS_AT_ONCE // self.classes)
+        for some in torch.split(far, step):
+            every = torch.arange(self.classes, device=Z.device).expand(len(some), -1)
+            nearest = self._distance(Z[some], D[some], every).min(1)
+            labels[some], residuals[some] = nearest.indices, nearest.values
+        return labels, residuals
+
+    def _likeliest(self, Z: Tensor, D: Tensor) -> Tensor:
+        """The label whose loss gradient at the outputs lies along J d, J the network's Jacobian.
+
+        d = J^T (dL/doutput) up to scale, so J d = J J^T (dL/doutput), which is nearest to it.
+        """
+        try:
+            _, moved = torch.autograd.functional.jvp(self.network, Z.detach(), D)
+        except (RuntimeError, NotImplementedError):  # a layer without a second derivative
+            return torch.zeros(len(Z), dtype=torch.int64, device=Z.device)
+        with torch.no_grad():
+            outputs = self.network(Z)
+        labels = []
+        for o, w in zip(outputs, moved, strict=True):
+            leaf = o.expand(self.classes, *o.shape).detach().requires_grad_()
+            targets = torch.arange(self.classes, device=Z.device)
+            with torch.enable_grad():
+                (slope,) = torch.autograd.grad(self.loss(leaf, targets).sum(), leaf)
+            along = (slope.flatten(1) @ w.flatten()) / slope.flatten(1).norm(dim=1)
+            labels.append(along.nan_to_num(-torch.inf).argmax())
+        return torch.stack(labels)
+
+    def _distance(self, Z: Tensor, D: Tensor, labels: Tensor) -> Tensor:
+        """How far D is from the gradient of each label (k, l), up to one positive factor."""
+        k, count = labels.shape
+        s = self._gradient(Z.repeat_interleave(count, 0), labels.flatten()).view(k, count, -1)
+        along = (s * D[:, None]).sum(-1).clamp_min(0) / s.square().sum(-1)
+        distance = (D[:, None] - along[..., None] * s).norm(dim=-1) / D.norm(dim=-1)[:, None]
+        return distance.nan_to_num(torch.inf)
 
     def _gradient(self, Z: Tensor, targets: Tensor) -> Tensor:
         """dL/dz of each row on its own (the loss is a sum or mean over rows)."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from scipy.stats import poisson
 from torch import Tensor
 
 from spear.directions import Directions, Watch
@@ -20,6 +21,9 @@ from spear.factors import UNDECIDED, Factors
 # Below this share of a unit vector a direction adds no rank: rounding leaves directions good to
 # 1e-5 or better, while independent ones of real batches stay above 1e-3.
 _INDEPENDENT = 1e-6
+# More drowned entries than this leaves to chance are contradictions.
+_ACCIDENT = 1e-6
+_AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,29 +139,67 @@ class _Matching:
 
     def _swaps(self, C: Tensor, F: Tensor, t: Tensor, chosen: list[int], j: int) -> Tensor:
         """Contradictions after replacing each of the chosen directions by candidate j, (b,)."""
-        b = len(chosen)
         a = C @ self.pool.vectors[:, j]  # (b,) candidate in terms of the chosen
-        possible = a.abs() > _INDEPENDENT
-        ratio = a[None, :] / torch.where(possible, a, 1.0)[:, None]  # (b, b): a_k / a_i
-        ratio.fill_diagonal_(0.0)  # c_i itself only changes its scale
-        F_new = F[None] - F.T[:, :, None] * ratio[:, None, :]  # (b, m, b)
-        t_new = t[None] - t[:, None] * ratio  # (b, b)
-        size = (C[None] - ratio[:, :, None] * C[:, None]).norm(dim=-1)  # (b, b)
-        off = self.off[:, chosen].expand(b, -1, -1).clone()
-        on = self.on[:, chosen].expand(b, -1, -1).clone()
-        i = torch.arange(b, device=a.device)
-        off[i, :, i] = self.off[:, j]
-        on[i, :, i] = self.on[:, j]
+        step = max(1, _AT_ONCE // F.numel())
+        parts = [
+            self._swap(C, F, t, a, i, chosen, j)
+            for i in torch.split(torch.arange(len(chosen), device=a.device), step)
+        ]
+        return torch.cat(parts)
+
+    def _swap(
+        self, C: Tensor, F: Tensor, t: Tensor, a: Tensor, i: Tensor, chosen: list[int], j: int
+    ) -> Tensor:
+        """Contradictions after replacing the i-th chosen directions (k,), each on its own, (k,)."""
+        k = torch.arange(len(i), device=a.device)
+        possible = a[i].abs() > _INDEPENDENT
+        ratio = a[None, :] / torch.where(possible, a[i], 1.0)[:, None]  # (k, b): a_l / a_i
+        ratio[k, i] = 0.0  # c_i itself only changes its scale
+        F_new = F[None] - F.T[i][:, :, None] * ratio[:, None, :]  # (k, m, b)
+        t_new = t[None] - t[i][:, None] * ratio  # (k, b)
+        size = (C[None] - ratio[:, :, None] * C[i][:, None]).norm(dim=-1)  # (k, b)
+        off = self.off[:, chosen].expand(len(i), -1, -1).clone()
+        on = self.on[:, chosen].expand(len(i), -1, -1).clone()
+        off[k, :, i] = self.off[:, j]
+        on[k, :, i] = self.on[:, j]
         totals = self.contradictions(F_new, t_new, size, off, on).sum(-1)
         return torch.where(possible, totals, torch.iinfo(totals.dtype).max)
 
     def selection(self, chosen: list[int]) -> Selection:
         vectors = self.pool.vectors[:, chosen]
         picked = self.pool.pick(chosen)
-        C, _, t = self.state(chosen)
+        C, F, t = self.state(chosen)
         wrong = self.wrong(chosen)
+        silent = self.off[:, chosen] & (F / t + self.bias > 0)
+        wrong = wrong - excused(picked, torch.minimum(silent.sum(0), wrong))
         match = 1 - int(wrong.sum()) / (self.factors.view.outputs * len(chosen))
         return Selection(picked, vectors * t, scale(C, self.h), wrong, match)
+
+
+def excused(directions: Directions, silent: Tensor) -> Tensor:
+    """How many rows per direction (b,) may be on and yet read as zero: their entry drowned in noise.
+
+    Args:
+        directions: the b chosen ones.
+        silent: (b,) rows per direction that are zero though the sign says on.
+
+    Entries of dL/dZ come arbitrarily close to zero. Their density there, times the level of the zeros,
+    is the number of drowned entries to expect; more than Poisson's law allows are no accident.
+    """
+    values = (directions.side.basis @ directions.vectors).abs()  # (rows, b)
+    expected = []
+    for size, zero in zip(values.T, directions.zeros.T, strict=True):
+        on, level = size[~zero], max([directions.side.zero, *size[zero].tolist()])
+        if not len(on):
+            expected.append(0.0)
+            continue
+        nearest = on.sort().values[: max(1, len(on) // 10)]
+        expected.append(level * len(nearest) / float(nearest[-1]))
+    mean = torch.tensor(expected, dtype=torch.float64)
+    allowed = torch.from_numpy(poisson.isf(_ACCIDENT, mean.numpy())).to(silent.device)
+    if float(silent.sum()) > poisson.isf(_ACCIDENT, float(mean.sum())):
+        return torch.zeros_like(silent)
+    return torch.where(silent <= allowed, silent, 0)
 
 
 def _select_inputs(factors: Factors, pool: Directions) -> Selection | None:
