@@ -1,5 +1,6 @@
 """SPEAR: shows, exactly and provably, what a federated-learning update gives away."""
 
+from spear.cascade import CascadeFinder
 from spear.certificate import Proof
 from spear.directions import Progress
 from spear.errors import (
@@ -17,6 +18,7 @@ from spear.update import LayerUpdate, observe
 __version__ = "0.1.0"
 
 __all__ = [
+    "CascadeFinder",
     "InvalidOption",
     "InvalidUpdate",
     "Inversion",

@@ -25,10 +25,18 @@ from torch import Tensor
 from spear.directions import Directions, Watch, looseness, unit
 from spear.errors import InvalidOption
 from spear.factors import UNDECIDED, Factors, Side
-from spear.patterns import Balanced, Halves, Signs, balance, both_halves, read_samples, without
+from spear.patterns import (
+    AGREES,
+    Balanced,
+    Signs,
+    agreement,
+    balance,
+    both_halves,
+    trusted,
+    without,
+)
 from spear.pool import Pool
 from spear.sampling import Draw, SamplingFinder, kernels
-from spear.selection import sparsest_independent
 
 # Threshold of the shrinkage in units of a typical entry, and how much the signs move it. From 0.2 to
 # 0.3 and 0.3 to 0.8 the hits per start are much the same (docs/algorithm.md).
@@ -40,9 +48,9 @@ _ACTIVE = 1.0  # entries above this show a row that is on, however much above
 # Rows a kernel is first solved from: a quarter more than needed make it well conditioned.
 _SURPLUS = 1.25
 _PASSES = 8
-# Share of rows whose sign agrees with the zeros: 0.97 and more for samples, up to 0.93 for mixes.
-_AGREES = 0.95
 _BLOCKS = 512  # b x b inverses at a time when sampling
+# Up to this size (b^2 rows) it is worth trying to swap in directions that were not vouched for.
+_SWAPPED = 1 << 21
 _FEW = 4  # missing samples up to which single rows are tried first
 _SHARP_RIDGE = 0.1  # an exact pattern needs less of a prior than a guess
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
@@ -82,7 +90,7 @@ class CascadeFinder:
             yield from SamplingFinder().search(factors, generator=generator, watch=watch)
             return
         side, whole, b = factors.outputs, both_halves(factors), factors.b
-        pool = Pool(side, threshold=b / side.size, watch=watch, firm_from=1)
+        pool = Pool(side, threshold=b / side.size, watch=watch)
         missing, idle = whole, 0
         while missing.missing and not watch.expired:
             residual = balance(missing)
@@ -92,13 +100,15 @@ class CascadeFinder:
                 grown = _sample(pool, residual, generator, watch)
             else:
                 watch.remark(_stuck(residual, b, watch))
-                break
+                if b * b * len(side.white) <= _SWAPPED:
+                    yield pool.snapshot()
+                return
             watch.report(
                 "search", done=watch.count("starts", 0), found=b - residual.missing, batch_size=b
             )
             idle = 0 if grown else idle + 1
             if grown:
-                yield pool.snapshot()
+                yield pool.snapshot(reserve=False)
                 with watch.stage("read"):
                     missing = without(whole, *trusted(whole, *pool.firm))
 
@@ -107,8 +117,9 @@ class CascadeFinder:
     ) -> bool:
         """One round of the cascade; is there a new direction? More starts where there was none."""
         watch.count("rounds")
+        by_rows = (idle + (residual.missing <= _FEW)) % 2 == 1
         with watch.stage("seek"):
-            if (idle + (residual.missing <= _FEW)) % 2:
+            if by_rows:
                 guesses = peel(residual)
             else:
                 starts = max(128, self.starts * residual.missing) << min(idle // 2, 3)
@@ -117,7 +128,19 @@ class CascadeFinder:
         with watch.stage("settle"):
             candidates = settle(pool.side, residual, *guesses)
         with watch.stage("round"):
-            return pool.add_rounded(candidates)
+            found = pool.rounded(candidates)
+        with watch.stage("vouch"):
+            return pool.keep(found, vouched(residual, found, by_rows))
+
+
+def vouched(residual: Balanced, found: Directions, doubtful: bool) -> Tensor:
+    """Which directions (c,) are samples: spare zeros and, where in doubt, signs that agree."""
+    firm = found.firmness > 0
+    ask = (firm & (doubtful | (found.firmness < 2))).nonzero().flatten()
+    white = found.vectors[:, ask] * found.side.scales[:, None]
+    q = unit((residual.c_basis.T @ white).T)
+    firm[ask] = agreement(residual, q, found.zeros[:, ask].T) >= AGREES
+    return firm
 
 
 def _sample(pool: Pool, residual: Balanced, generator: torch.Generator, watch: Watch) -> bool:
@@ -136,23 +159,6 @@ def _stuck(residual: Balanced, b: int, watch: Watch) -> str:
         f"{residual.missing}: {watch.count('starts', 0):,} starts and "
         f"{watch.count('submatrices', 0):,} submatrices gave no other direction"
     )
-
-
-def trusted(whole: Halves, q: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
-    """Both halves (k, b) of those directions whose pattern some input explains.
-
-    A mix of samples has zeros as well, but no c whose signs agree with them.
-    """
-    b = whole.missing
-    if len(q) > b:
-        chosen = sparsest_independent(q.T, off.sum(1).double())
-        q, off = q[chosen], off[chosen]
-    c, agreement = read_samples(whole, q, off)
-    sound = agreement >= _AGREES
-    if not bool(sound.all()):
-        q = q[sound]
-        c, _ = read_samples(whole, q, off[sound])
-    return q, c
 
 
 def seek(

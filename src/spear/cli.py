@@ -69,7 +69,7 @@ def demo(
     depth: Annotated[int, typer.Option(help="Linear layers of the network.")] = 6,
     pixels: Annotated[int, typer.Option(help="Photos are pixels x pixels.")] = 64,
     seed: Annotated[int, typer.Option(help="Of weights, photos and search.")] = 0,
-    finder: Annotated[str, typer.Option(help="How directions are found.")] = "sampling",
+    finder: Annotated[str, typer.Option(help="How directions are found.")] = "cascade",
     max_seconds: Annotated[float | None, typer.Option(help="Stop after this long.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the page.")] = Path(
         "spear-demo"

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from spear.cascade import CascadeFinder
 from spear.certificate import Certificate, Proof, certify
-from spear.directions import Finder, Progress, Watch
+from spear.directions import Directions, Finder, Progress, Watch
 from spear.errors import InvalidOption, InvalidUpdate, NotExact
 from spear.factors import Factors, factorise
+from spear.patterns import approximate_inputs
 from spear.replay import Loss
 from spear.sampling import SamplingFinder
 from spear.selection import Selection, select
@@ -30,7 +31,9 @@ class Outcome(Enum):
 
     EXACT = "exact"  # every sample recovered and certified
     PARTIAL = "partial"  # some samples certified
-    APPROXIMATE = "approximate"  # recovered as well as the update's noise allows
+    APPROXIMATE = (
+        "approximate"  # recognisable, not exact: a noisy update, or read from patterns alone
+    )
     FAILED = "failed"  # nothing that can be vouched for
 
 
@@ -45,6 +48,9 @@ class Inversion:
     whose gradient vanished, does not show. None where the spectrum has no gap."""
     certified: Tensor
     """(k,) bool: which of them are proved, without ground truth."""
+    approximate: Tensor
+    """(k,) bool: which of them are pictures only: too noisy to be exact, or read from the pattern of
+    their zeros alone, while others of the batch are missing."""
     proof: Proof
     outcome: Outcome
     reason: str
@@ -64,7 +70,7 @@ def invert(
     *,
     model: nn.Module | None = None,
     loss: Loss | None = None,
-    finder: str | Finder = "sampling",
+    finder: str | Finder = "cascade",
     generator: torch.Generator | None = None,
     max_seconds: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -76,7 +82,8 @@ def invert(
         view: one layer as the server sees it, from `LayerUpdate` or `observe`.
         model: the model the client was sent: adds labels and the proof by replay.
         loss: the client's loss, `loss(outputs, targets)`; cross-entropy unless given.
-        finder: "sampling" (the paper's), or an options object such as `SamplingFinder(...)`.
+        finder: "cascade" (the default), "sampling" (the paper's), or an options object such as
+            `SamplingFinder(...)`.
         generator: randomness; the same seed gives the same bits on the same machine.
         max_seconds: stop after this long and return what was found. Ctrl-C does the same.
         on_progress: called with a `Progress` as the work goes on.
@@ -100,7 +107,8 @@ def invert(
     generator = generator or torch.Generator(factors.left.device).manual_seed(0)
 
     best: Selection | None = None
-    ended = "its budget of submatrices was spent"
+    pool: Directions | None = None
+    ended = "the finder gave up"
     try:
         with watch.stage("search"):
             for pool in search.search(factors, generator=generator, watch=watch):
@@ -116,8 +124,11 @@ def invert(
     except KeyboardInterrupt:
         ended = "it was interrupted"
         watch.count("interrupted")
+    ended = "; ".join([ended, *watch.remarks])
     if best is None:
-        return _finish(_nothing(factors, watch.stats, _not_found(factors, ended)), throw)
+        with watch.stage("reconstruct"):
+            C = approximate_inputs(factors, pool) if pool is not None else None
+            return _finish(_incomplete(factors, C, watch.stats, ended), throw)
 
     watch.report("judge", batch_size=factors.b)
     with watch.stage("certify"):
@@ -169,12 +180,12 @@ def _conclude(
         )
     elif count:
         outcome = Outcome.PARTIAL
-        reason = f"{count} of {b} samples certified; {doubts}; the search ended as {ended}"
+        reason = f"{count} of {b} samples certified; {doubts}; the search ended: {ended}"
     else:
         outcome = Outcome.FAILED
         reason = (
             f"no sample can be certified, though they may be right: {doubts}; "
-            f"the search ended as {ended}"
+            f"the search ended: {ended}"
         )
     if certificate.remark:
         reason += f"; {certificate.remark}"
@@ -184,6 +195,7 @@ def _conclude(
         inputs=inputs,
         batch_size=b,
         certified=certificate.certified.to(inputs.device),
+        approximate=~certificate.precise.to(inputs.device),
         proof=certificate.proof,
         outcome=outcome,
         reason=reason,
@@ -194,14 +206,41 @@ def _conclude(
     )
 
 
+def _incomplete(
+    factors: Factors, C: Tensor | None, stats: Mapping[str, float], ended: str
+) -> Inversion:
+    """Fewer than b directions: what was read from the pattern of those that were found."""
+    b = factors.b
+    if C is None or not len(C):
+        return _nothing(
+            factors,
+            stats,
+            f"no sample of {b} was found before the search ended: {ended}; give it more time "
+            "(max_seconds=), or attack a wider layer",
+        )
+    reason = (
+        f"{len(C)} of {b} samples were found, and their inputs read from the pattern of their zeros "
+        f"alone: these are approximate, exact ones take all {b}; the search ended: {ended}"
+    )
+    return _uncertified(factors, factors.reconstruct(C), Outcome.APPROXIMATE, stats, reason)
+
+
 def _nothing(factors: Factors, stats: Mapping[str, float], reason: str) -> Inversion:
-    grad = factors.view.weight_grad
+    none = factors.view.weight_grad.new_zeros(0, factors.view.inputs)
+    return _uncertified(factors, none, Outcome.FAILED, stats, reason)
+
+
+def _uncertified(
+    factors: Factors, inputs: Tensor, outcome: Outcome, stats: Mapping[str, float], reason: str
+) -> Inversion:
+    no = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     return Inversion(
-        inputs=grad.new_zeros(0, factors.view.inputs),
+        inputs=inputs,
         batch_size=factors.batch_size,
-        certified=torch.zeros(0, dtype=torch.bool, device=grad.device),
+        certified=no,
+        approximate=~no,
         proof=Proof.NONE,
-        outcome=Outcome.FAILED,
+        outcome=outcome,
         reason=reason,
         match=None,
         labels=None,
@@ -219,13 +258,6 @@ def _no_batch(factors: Factors) -> str:
     return (
         f"the spectrum shows no gap, so the batch has as many samples as min(m, n) = {min(m, n)} or "
         "more, or noise or pruning hides them; attack a wider layer"
-    )
-
-
-def _not_found(factors: Factors, ended: str) -> str:
-    return (
-        f"fewer than b = {factors.b} independent directions were found before {ended}; give it more "
-        "(max_seconds=, finder=SamplingFinder(max_samples=...)), or attack a wider layer"
     )
 
 

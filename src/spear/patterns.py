@@ -19,7 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from spear.directions import Directions, unit
 from spear.factors import Factors
+from spear.selection import sparsest_independent
 
 # Ridge on c in balanced coordinates, per row: what a pattern says is weighed against c ~ q, which
 # holds to a cosine of 0.8 to 0.95 on real batches. Anything from 1 to 3 serves (docs/algorithm.md).
@@ -30,6 +32,10 @@ _FAINTEST = 1e-3  # a row keeps at least this weight: nothing is excluded on an 
 _REACH = 1.0
 # Softness of the signs, from coarse to fine, in units of a typical preactivation.
 _SOFTNESS = (0.3, 0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02)
+_HALVINGS = 6  # of a Newton step that overshoots
+# Share of rows whose sign agrees with the zeros: 0.97 and more for samples; for mixes of samples
+# with spare zeros up to 0.93 was seen.
+AGREES = 0.95
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
@@ -79,7 +85,9 @@ def chance_off(halves: Halves) -> Tensor:
     spread = (halves.H - torch.outer(mean, halves.h)).norm(dim=1) / length
     offset = mean / spread.clamp_min(1e-9 * float(mean.abs().max()))
     excess = halves.missing * float(offset.var()) if len(offset) > 1 else 0.0
-    return torch.special.ndtr(-offset * max(0.0, 1 - 2 / excess if excess > 0 else 0.0))
+    shrink = max(0.0, 1 - 2 / excess) if excess > 0 else 0.0
+    chance: Tensor = torch.special.ndtr(-offset * shrink)
+    return chance
 
 
 def balance(halves: Halves) -> Balanced:
@@ -89,17 +97,17 @@ def balance(halves: Halves) -> Balanced:
     uncentred batches. With the rows brought to one size, and whitened under these weights (Tyler's
     scatter), the columns of dL/dZ become nearly orthogonal, so that c ~ q.
     """
-    rows, r = halves.U.shape
+    r = halves.missing
     weights = chance_off(halves).clamp_min(_FAINTEST)
     U, change = halves.U, torch.eye(r, dtype=halves.U.dtype, device=halves.U.device)
     for _ in range(_SWEEPS):
-        triangle = torch.linalg.qr(weights.sqrt()[:, None] * _same_size(U), mode="r").R
+        triangle = torch.linalg.qr(weights.sqrt()[:, None] * unit(U), mode="r").R
         change = triangle @ change
         U = torch.linalg.solve_triangular(change, halves.U, upper=True, left=False)
     H = halves.H @ change.T
     size = H.square().mean().sqrt()
     return Balanced(
-        U=_same_size(U) * r**0.5,
+        U=unit(U) * r**0.5,
         H=H / size,
         h=change @ halves.h / size,
         q_basis=size
@@ -110,19 +118,15 @@ def balance(halves: Halves) -> Balanced:
     )
 
 
-def _same_size(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
-
-
 class Signs:
     """Preactivations from a guess of the pattern: ridge regression on H, towards c ~ q."""
 
     def __init__(self, halves: Balanced, dtype: torch.dtype, ridge: float = _RIDGE) -> None:
-        rows, r = halves.H.shape
+        rows = len(halves.H)
         gram = halves.H.T @ halves.H
         gram.diagonal().add_(ridge * rows)
         self.H = halves.H.to(dtype)
-        self.regress = torch.linalg.solve(gram, halves.H.T).to(dtype)  # (r, rows)
+        self.regress = _solve(gram, halves.H.T).to(dtype)  # (r, rows)
 
     def read(self, q: Tensor, activity: Tensor) -> Tensor:
         """z (rows, k) of root mean square 1, for q (r, k) and the activity of each row (rows, k).
@@ -133,7 +137,7 @@ class Signs:
         pattern = activity - activity.mean(0)
         along = self.H @ q
         along *= (along * pattern).sum(0) / along.square().sum(0).clamp_min(tiny)
-        z = self.H @ (self.regress @ (pattern - along))
+        z: Tensor = self.H @ (self.regress @ (pattern - along))
         z += along
         z /= (z.norm(dim=0) / len(z) ** 0.5).clamp_min(tiny)
         return z
@@ -151,69 +155,132 @@ def read_samples(halves: Halves, q: Tensor, off: Tensor) -> tuple[Tensor, Tensor
         off: (k, rows) bool, their zeros.
 
     Returns:
-        c (k, b) with c_i . q_i = 1, and the share of rows (k,) whose sign agrees with the pattern. A
-        mix of samples has no such direction, as long as rows are many more than 2 b.
+        c (k, b) with c_i . q_i = 1, and the share of rows (k,) whose sign agrees with the pattern.
     """
-    k, b = q.shape
+    k = len(q)
     if not k:
         return q, q.new_zeros(0)
-    balanced = balance(halves)
     null = torch.linalg.svd(q, full_matrices=True).Vh[k:].T  # (b, b-k): orthogonal to every q
-    dual = torch.linalg.pinv(q)  # (b, k): q_i . dual_j = 1 if i = j, else 0
-    inverse = torch.linalg.inv(balanced.change).T  # c in balanced coordinates = inverse @ c
-    step = max(1, _AT_ONCE // (halves.H.shape[0] * (b - k + 1)))
-    parts = [
-        _separate(halves.H, balanced.change, inverse, null, dual[:, i : i + step].T, q_i, off_i)
-        for i, q_i, off_i in zip(
-            range(0, k, step), torch.split(q, step), torch.split(off, step), strict=True
-        )
-    ]
-    return torch.cat([c for c, _ in parts]), torch.cat([agree for _, agree in parts])
+    dual = torch.linalg.pinv(q).T  # (k, b): q_i . dual_j = 1 if i = j, else 0
+    return _separate(halves, q, off, null, dual[:, :, None])
+
+
+def trusted(whole: Halves, q: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
+    """Both halves (k, b) of those directions whose pattern some input explains.
+
+    A mix of samples has zeros as well, but no c whose signs agree with them.
+    """
+    b = whole.missing
+    if len(q) > b:
+        chosen = sparsest_independent(q.T, off.sum(1).double())
+        q, off = q[chosen], off[chosen]
+    c, share = read_samples(whole, q, off)
+    sound = share >= AGREES
+    if not bool(sound.all()):
+        q = q[sound]
+        c, _ = read_samples(whole, q, off[sound])
+    return q, c
+
+
+def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
+    """C (k, b) of samples read from their pattern alone, X ~ C R, where some of b are not found."""
+    white = unit((pool.vectors * pool.side.scales[:, None]).T)
+    _, c = trusted(both_halves(factors), white, pool.zeros.T)
+    h = factors.bias_coordinates * factors.singular_values
+    return c / (c @ h)[:, None] * factors.singular_values
+
+
+def agreement(halves: Halves, q: Tensor, off: Tensor) -> Tensor:
+    """The share of rows (k,) whose sign some c explains, each direction on its own.
+
+    0.97 and more for samples. A mix of samples has zeros as well, but no c whose signs agree with
+    them, as long as the rows are many more than twice the dimensions of c.
+
+    Args:
+        halves: what was missing when they were found.
+        q: (k, r) directions in its coordinates.
+        off: (k, rows) bool, their zeros.
+    """
+    r = halves.missing
+    anywhere = torch.eye(r, dtype=q.dtype, device=q.device)
+    return _separate(halves, q, off, anywhere, q.new_zeros(len(q), r, 0))[1]
 
 
 def _separate(
-    H: Tensor, change: Tensor, inverse: Tensor, null: Tensor, dual: Tensor, q: Tensor, off: Tensor
+    halves: Halves, q: Tensor, off: Tensor, shared: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Newton's method for k logistic regressions at once, each over [null, dual_i]."""
-    k, b = q.shape
-    sign = torch.where(off, -1.0, 1.0).to(H)  # (k, rows)
-    guess = q @ change.T
-    guess = guess / guess.norm(dim=1, keepdim=True)  # (k, b): c ~ q, up to sign
-    along = guess @ change @ H.T  # (k, rows)
-    guess *= torch.sign((along * (sign - sign.mean(1, keepdim=True))).sum(1, keepdim=True))
-    typical = along.square().mean(1, keepdim=True).sqrt()
-    features = torch.cat([(H @ null).expand(k, -1, -1), (dual @ H.T)[:, :, None]], 2)
-    features = features * (sign / typical)[:, :, None]  # (k, rows, r + 1): positive = right sign
-    basis = torch.cat([(inverse @ null).expand(k, -1, -1), (dual @ inverse.T)[:, :, None]], 2)
-    prior = basis.mT @ basis * (b / _REACH**2)
-    pull = basis.mT @ guess[:, :, None] * (b / _REACH**2)
-    x = torch.linalg.solve(prior, pull)  # (k, r + 1, 1)
-    for softness in _SOFTNESS:
-        wrong = torch.sigmoid(-features @ x / softness)  # (k, rows, 1)
-        gradient = prior @ x - pull - features.mT @ wrong / softness
-        curvature = (features * (wrong * (1 - wrong) / softness**2)).mT @ features + prior
-        x = _descend(features, prior, pull, softness, x, torch.linalg.solve(curvature, gradient))
-    c = x[:, :-1, 0] @ null.T + x[:, -1] * dual
-    agree = (features @ x > 0).squeeze(2).to(H).mean(1)
-    return c / (c * q).sum(1, keepdim=True), agree
+    """c (k, b) in the span of `shared` (b, p) and `own` (k, b, o), and how well its signs agree."""
+    change = balance(halves).change
+    step = max(1, _AT_ONCE // (len(halves.H) * (shared.shape[1] + own.shape[2])))
+    cs, shares = [q[:0]], [q.new_zeros(0)]
+    for i in torch.split(torch.arange(len(q), device=q.device), step):
+        basis = torch.cat([shared.expand(len(i), -1, -1), own[i]], 2)  # (k, b, p + o)
+        problem = _Separation.of(halves.H, change, basis, q[i], off[i])
+        x = problem.solve()
+        c = (basis @ x).squeeze(2)
+        cs.append(c / (c * q[i]).sum(1, keepdim=True))
+        shares.append((problem.features @ x > 0).squeeze(2).to(q).mean(1))
+    return torch.cat(cs), torch.cat(shares)
 
 
-def _descend(
-    features: Tensor, prior: Tensor, pull: Tensor, softness: float, x: Tensor, step: Tensor
-) -> Tensor:
-    """x - step, halved for those whose loss would grow."""
+@dataclass(frozen=True, eq=False)
+class _Separation:
+    """k logistic regressions at once: features @ x > 0 where the sign is right."""
 
-    def loss(x: Tensor) -> Tensor:
-        fit = torch.nn.functional.softplus(-features @ x / softness).sum((1, 2))
-        return fit + (0.5 * x * (prior @ x) - pull * x).sum((1, 2))
+    features: Tensor  # (k, rows, p)
+    prior: Tensor  # (k, p, p): x^T prior x / 2 - pull^T x is how far c is from q
+    pull: Tensor  # (k, p, 1)
 
-    before = loss(x)
-    for _ in range(6):
-        worse = loss(x - step) > before
-        if not bool(worse.any()):
-            break
-        step = torch.where(worse[:, None, None], step / 2, step)
-    return x - step
+    @staticmethod
+    def of(H: Tensor, change: Tensor, basis: Tensor, q: Tensor, off: Tensor) -> _Separation:
+        """The regressions for c = basis @ x (k, b, p), towards c ~ q in balanced coordinates."""
+        sign = torch.where(off, -1.0, 1.0).to(H)  # (k, rows)
+        guess = unit(q @ change.T)  # (k, b): c ~ q, up to sign
+        along = guess @ change @ H.T  # (k, rows)
+        guess *= torch.sign((along * (sign - sign.mean(1, keepdim=True))).sum(1, keepdim=True))
+        typical = along.square().mean(1, keepdim=True).sqrt()
+        there = torch.linalg.inv(change).T @ basis
+        strength = q.shape[1] / _REACH**2
+        return _Separation(
+            H @ basis * (sign / typical)[:, :, None],
+            there.mT @ there * strength,
+            there.mT @ guess[:, :, None] * strength,
+        )
+
+    def solve(self) -> Tensor:
+        """x (k, p, 1), by Newton's method from soft signs to sharp ones."""
+        x = _solve(self.prior, self.pull)
+        z = self.features @ x  # (k, rows, 1)
+        for softness in _SOFTNESS:
+            wrong = torch.sigmoid(-z / softness)
+            slope = self.prior @ x - self.pull
+            weight = wrong * (1 - wrong) / softness**2
+            curvature = (self.features * weight).mT @ self.features + self.prior
+            step = _solve(curvature, slope - self.features.mT @ wrong / softness)
+            along = self.features @ step
+            # The quadratic part along the step, so that a trial length costs no product.
+            linear, square = (slope * step).sum((1, 2)), (step * (self.prior @ step)).sum((1, 2))
+            length, before = torch.ones_like(linear), _softplus(z, softness)
+            for _ in range(_HALVINGS):
+                after = _softplus(z - length[:, None, None] * along, softness)
+                worse = after - length * linear + length.square() / 2 * square > before
+                if not bool(worse.any()):
+                    break
+                length = torch.where(worse, length / 2, length)
+            x = x - length[:, None, None] * step
+            z = z - length[:, None, None] * along
+        return x
+
+
+def _softplus(z: Tensor, softness: float) -> Tensor:
+    loss: Tensor = torch.nn.functional.softplus(-z / softness).sum((1, 2))
+    return loss
+
+
+def _solve(definite: Tensor, right: Tensor) -> Tensor:
+    """Positive definite systems, by Cholesky: batches of LU hang in some builds of MKL."""
+    solution: Tensor = torch.cholesky_solve(right, torch.linalg.cholesky_ex(definite).L)
+    return solution
 
 
 def without(halves: Halves, q: Tensor, c: Tensor) -> Halves:
@@ -233,6 +300,4 @@ def without(halves: Halves, q: Tensor, c: Tensor) -> Halves:
     c_basis = torch.linalg.svd(q, full_matrices=True).Vh[k:].T  # (b, b-k)
     q_basis = torch.linalg.svd(c, full_matrices=True).Vh[k:].T
     q_basis = q_basis @ torch.linalg.inv(c_basis.T @ q_basis)  # dual to c_basis
-    return Halves(
-        halves.U @ q_basis, halves.H @ c_basis, c_basis.T @ halves.h, q_basis, c_basis
-    )
+    return Halves(halves.U @ q_basis, halves.H @ c_basis, c_basis.T @ halves.h, q_basis, c_basis)

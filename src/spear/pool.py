@@ -28,12 +28,9 @@ class Pool:
     reserve, since in a layer hardly wider than the batch a sample may have no zeros to spare.
     """
 
-    def __init__(
-        self, side: Side, threshold: float, watch: Watch | None = None, firm_from: int = 2
-    ) -> None:
+    def __init__(self, side: Side, threshold: float, watch: Watch | None = None) -> None:
         self.side = side
         self.threshold = threshold
-        self.firm_from = firm_from  # spare zero rows; after millions of candidates one is no proof
         self.watch = watch or Watch()
         self._firm = _Known(side)
         self._reserve = _Known(side, limit=_RESERVE * side.white.shape[1])
@@ -77,11 +74,34 @@ class Pool:
             sparsest = zeros[~promising].sum(1).argsort(descending=True)[:_RESERVE]
             self._take(candidates[~promising][sparsest])
 
-    def add_rounded(self, candidates: Tensor) -> bool:
-        """Take in candidates (k, b) that were solved from more rows than they need, white."""
-        before = len(self._firm)
+    def rounded(self, candidates: Tensor) -> Directions:
+        """New directions among candidates (k, b), white, rounded, none twice; the pool is unchanged."""
+        new = _Known(self.side)
         candidates = unit(candidates)
-        self._take(candidates[~self._firm.holds(candidates)])
+        candidates = candidates[~self._firm.holds(candidates)]
+        while len(candidates) and not self.watch.expired:
+            same = candidates[:1]
+            found = round_to_kernel(self.side, same[0] / self.side.scales)
+            if found is not None:
+                q, zeros = found
+                white = unit((q * self.side.scales)[None])
+                if not bool(self._firm.holds(white).any()):
+                    new.add(q, zeros, white, firmness(self.side, white[0], zeros))
+                same = torch.cat([same, white])
+            candidates = candidates[~_parallel(candidates, same)]
+        return _directions(self.side, [new])
+
+    def keep(self, directions: Directions, firm: Tensor) -> bool:
+        """Take in rounded directions, those vouched for (c,) as firm; is there a new firm one?"""
+        before = len(self._firm)
+        white = unit((directions.vectors * self.side.scales[:, None]).T)  # (c, b)
+        for j, vouched in enumerate(firm.tolist()):
+            (self._firm if vouched else self._reserve).add(
+                directions.vectors[:, j],
+                directions.zeros[:, j],
+                white[j : j + 1],
+                int(directions.firmness[j]),
+            )
         return len(self._firm) > before
 
     @property
@@ -90,21 +110,10 @@ class Pool:
         nothing = self.side.white.new_zeros(0, len(self.side.white), dtype=torch.bool)
         return self._firm.white, torch.cat([nothing, *(z[None] for z in self._firm.zeros)])
 
-    def snapshot(self) -> Directions:
-        known = [self._firm] if self.complete else [self._firm, self._reserve]
-        rows, b = self.side.white.shape
-        vectors = [self.side.white.new_zeros(b, 0), *(q[:, None] for k in known for q in k.vectors)]
-        nothing = torch.zeros(rows, 0, dtype=torch.bool, device=self.side.white.device)
-        return Directions(
-            self.side,
-            torch.cat(vectors, 1),
-            torch.cat([nothing, *(z[:, None] for k in known for z in k.zeros)], 1),
-            torch.tensor(
-                [f for k in known for f in k.firmness],
-                dtype=torch.int64,
-                device=self.side.white.device,
-            ),
-        )
+    def snapshot(self, reserve: bool = True) -> Directions:
+        """The firm directions, and those in reserve as long as b firm ones are not at hand."""
+        firm_alone = not reserve or self.complete
+        return _directions(self.side, [self._firm] if firm_alone else [self._firm, self._reserve])
 
     def _sparse(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
         """The candidates that pass the sparsity filter before rounding, and their zeros."""
@@ -128,7 +137,7 @@ class Pool:
         white = unit((q * self.side.scales)[None])
         if int(zeros.sum()) + self.side.silent >= self.threshold * self.side.size:
             holds = firmness(self.side, white[0], zeros)
-            (self._firm if holds >= self.firm_from else self._reserve).add(q, zeros, white, holds)
+            (self._firm if holds == 2 else self._reserve).add(q, zeros, white, holds)
         return white
 
 
@@ -167,6 +176,19 @@ class _Known:
             worst = min(range(len(self)), key=self._worth)
             del self.vectors[worst], self.zeros[worst], self.firmness[worst]
             self.white = torch.cat([self.white[:worst], self.white[worst + 1 :]])
+
+
+def _directions(side: Side, known: list[_Known]) -> Directions:
+    rows, b = side.white.shape
+    nothing = side.white.new_zeros(rows, 0, dtype=torch.bool)
+    return Directions(
+        side,
+        torch.cat([side.white.new_zeros(b, 0), *(q[:, None] for k in known for q in k.vectors)], 1),
+        torch.cat([nothing, *(z[:, None] for k in known for z in k.zeros)], 1),
+        torch.tensor(
+            [f for k in known for f in k.firmness], dtype=torch.int64, device=side.white.device
+        ),
+    )
 
 
 def _rank(vectors: Tensor) -> int:

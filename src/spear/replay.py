@@ -172,7 +172,7 @@ class Replay:
         residuals = self._distance(Z, D, labels[:, None])[:, 0]
         far = (residuals > self.rounding).nonzero().flatten()
         step = max(1, _ROWS_AT_ONCE // self.classes)
-        for some in torch.split(far, step):
+        for some in torch.split(far, step) if len(far) else ():
             every = torch.arange(self.classes, device=Z.device).expand(len(some), -1)
             nearest = self._distance(Z[some], D[some], every).min(1)
             labels[some], residuals[some] = nearest.indices, nearest.values
@@ -184,7 +184,7 @@ class Replay:
         d = J^T (dL/doutput) up to scale, so J d = J J^T (dL/doutput), which is nearest to it.
         """
         try:
-            _, moved = torch.autograd.functional.jvp(self.network, Z.detach(), D)
+            _, moved = torch.autograd.functional.jvp(self.network, Z.detach(), D)  # type: ignore[no-untyped-call]
         except (RuntimeError, NotImplementedError):  # a layer without a second derivative
             return torch.zeros(len(Z), dtype=torch.int64, device=Z.device)
         with torch.no_grad():
@@ -204,8 +204,9 @@ class Replay:
         k, count = labels.shape
         s = self._gradient(Z.repeat_interleave(count, 0), labels.flatten()).view(k, count, -1)
         along = (s * D[:, None]).sum(-1).clamp_min(0) / s.square().sum(-1)
-        distance = (D[:, None] - along[..., None] * s).norm(dim=-1) / D.norm(dim=-1)[:, None]
-        return distance.nan_to_num(torch.inf)
+        distance: Tensor = (D[:, None] - along[..., None] * s).norm(dim=-1)
+        relative: Tensor = distance / D.norm(dim=-1)[:, None]
+        return relative.nan_to_num(torch.inf)
 
     def _gradient(self, Z: Tensor, targets: Tensor) -> Tensor:
         """dL/dz of each row on its own (the loss is a sum or mean over rows)."""

@@ -10,6 +10,7 @@ all swaps of a candidate are scored together, and the best one needs the fewest 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from scipy.stats import poisson
@@ -84,6 +85,14 @@ def scale(C: Tensor, bias_coordinates: Tensor) -> Tensor:
     return C / torch.where(s == 0, torch.nan, s)[:, None]
 
 
+class _State(NamedTuple):
+    """The inverse of unscaled directions and what follows from it."""
+
+    C: Tensor  # (b, b)
+    F: Tensor  # (m, b) = W R^T C^T
+    t: Tensor  # (b,) scales
+
+
 class _Matching:
     """lambda for sets of directions, with swaps by rank-one updates of the inverse."""
 
@@ -112,13 +121,14 @@ class _Matching:
         wrong = (off & ~(Z <= slack)) | (on & ~(Z > -slack))  # ~ so that NaN is wrong both ways
         return wrong.sum(-2)
 
-    def state(self, chosen: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        C = torch.linalg.inv(self.pool.vectors[:, chosen])  # unscaled
-        return C, self.H @ C.T, C @ self.h  # (b, b), (m, b), (b,)
+    def state(self, chosen: list[int]) -> _State:
+        C = torch.linalg.inv(self.pool.vectors[:, chosen])
+        return _State(C, self.H @ C.T, C @ self.h)
 
     def wrong(self, chosen: list[int]) -> Tensor:
-        C, F, t = self.state(chosen)
-        return self.contradictions(F, t, C.norm(dim=1), self.off[:, chosen], self.on[:, chosen])
+        state = self.state(chosen)
+        size = state.C.norm(dim=1)
+        return self.contradictions(state.F, state.t, size, self.off[:, chosen], self.on[:, chosen])
 
     def improve(self, chosen: list[int], watch: Watch) -> list[int]:
         """Stage two: swap the pair that lowers the contradictions most, until none does."""
@@ -127,7 +137,7 @@ class _Matching:
             best, swap = current, None
             inside, state = set(chosen), self.state(chosen)
             for j in (j for j in range(len(self.pool)) if j not in inside and not watch.expired):
-                totals = self._swaps(*state, chosen, j)  # (b,)
+                totals = self._swaps(state, chosen, j)  # (b,)
                 i = int(totals.argmin())
                 if int(totals[i]) < best:
                     best, swap = int(totals[i]), (i, j)
@@ -137,20 +147,16 @@ class _Matching:
             current = best
         return chosen
 
-    def _swaps(self, C: Tensor, F: Tensor, t: Tensor, chosen: list[int], j: int) -> Tensor:
+    def _swaps(self, state: _State, chosen: list[int], j: int) -> Tensor:
         """Contradictions after replacing each of the chosen directions by candidate j, (b,)."""
-        a = C @ self.pool.vectors[:, j]  # (b,) candidate in terms of the chosen
-        step = max(1, _AT_ONCE // F.numel())
-        parts = [
-            self._swap(C, F, t, a, i, chosen, j)
-            for i in torch.split(torch.arange(len(chosen), device=a.device), step)
-        ]
-        return torch.cat(parts)
+        step = max(1, _AT_ONCE // state.F.numel())
+        places = torch.arange(len(chosen), device=state.C.device)
+        return torch.cat([self._swap(state, chosen, j, i) for i in torch.split(places, step)])
 
-    def _swap(
-        self, C: Tensor, F: Tensor, t: Tensor, a: Tensor, i: Tensor, chosen: list[int], j: int
-    ) -> Tensor:
-        """Contradictions after replacing the i-th chosen directions (k,), each on its own, (k,)."""
+    def _swap(self, state: _State, chosen: list[int], j: int, i: Tensor) -> Tensor:
+        """Contradictions with candidate j in each of the places i (k,), one at a time."""
+        C, F, t = state.C, state.F, state.t
+        a = C @ self.pool.vectors[:, j]  # (b,) candidate in terms of the chosen
         k = torch.arange(len(i), device=a.device)
         possible = a[i].abs() > _INDEPENDENT
         ratio = a[None, :] / torch.where(possible, a[i], 1.0)[:, None]  # (k, b): a_l / a_i
@@ -168,12 +174,12 @@ class _Matching:
     def selection(self, chosen: list[int]) -> Selection:
         vectors = self.pool.vectors[:, chosen]
         picked = self.pool.pick(chosen)
-        C, F, t = self.state(chosen)
+        state = self.state(chosen)
         wrong = self.wrong(chosen)
-        silent = self.off[:, chosen] & (F / t + self.bias > 0)
+        silent = self.off[:, chosen] & (state.F / state.t + self.bias > 0)
         wrong = wrong - excused(picked, torch.minimum(silent.sum(0), wrong))
         match = 1 - int(wrong.sum()) / (self.factors.view.outputs * len(chosen))
-        return Selection(picked, vectors * t, scale(C, self.h), wrong, match)
+        return Selection(picked, vectors * state.t, scale(state.C, self.h), wrong, match)
 
 
 def excused(directions: Directions, silent: Tensor) -> Tensor:

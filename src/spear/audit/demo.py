@@ -34,7 +34,7 @@ class DemoSettings:
     depth: int = 6
     pixels: int = 64
     seed: int = 0
-    finder: str = "sampling"
+    finder: str = "cascade"
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
