@@ -49,6 +49,8 @@ def test_the_demo_says_when_it_fails(tmp_path):
         "16",
         "--max-seconds",
         "1",
+        "--finder",
+        "sampling",
         "-q",
         "--out",
         str(tmp_path),

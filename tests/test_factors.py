@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import spear
@@ -38,6 +38,7 @@ def view_of(G, g):
 )
 def test_the_factors_multiply_back(m, n, b, seed):
     D, X = low_rank(m, n, b, seed)
+    assume(int(D.any(1).sum()) > b)  # with as many live rows as samples there is no gap to see
     factors = factorise(view_of(D @ X, D.sum(1)))
     assert factors.batch_size == int(torch.linalg.matrix_rank(D))
     if factors.batch_size:

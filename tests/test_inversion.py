@@ -179,7 +179,7 @@ def test_a_batch_too_large_for_the_budget_returns_what_is_certain():
 def test_max_seconds_returns_in_time():
     planted = plant(30, m=200, n=100)
     began = time.monotonic()
-    result = spear.invert(planted.view, max_seconds=1.0)
+    result = spear.invert(planted.view, finder="sampling", max_seconds=1.0)
     assert time.monotonic() - began < 5
     assert result.outcome is Outcome.FAILED
     assert result.batch_size == 30
@@ -191,7 +191,7 @@ def test_ctrl_c_returns_what_was_found():
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may come ignored
     try:
         threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT)).start()
-        result = spear.invert(planted.view, max_seconds=60)
+        result = spear.invert(planted.view, finder="sampling", max_seconds=60)
     finally:
         signal.signal(signal.SIGINT, previous)
     assert result.outcome is Outcome.FAILED
@@ -203,7 +203,7 @@ def test_ctrl_c_returns_what_was_found():
 def test_throw_raises_with_the_result():
     planted = plant(30, m=200, n=100)
     with pytest.raises(NotExact, match="FAILED") as caught:
-        spear.invert(planted.view, max_seconds=0.2, throw=True)
+        spear.invert(planted.view, finder="sampling", max_seconds=0.2, throw=True)
     assert caught.value.result.batch_size == 30
     assert spear.invert(plant(3).view, throw=True).outcome is Outcome.EXACT
 

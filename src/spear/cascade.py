@@ -47,7 +47,7 @@ _SAME = 0.9  # |cos| above which two results are one
 _ACTIVE = 1.0  # entries above this show a row that is on, however much above
 # Rows a kernel is first solved from: a quarter more than needed make it well conditioned.
 _SURPLUS = 1.25
-_PASSES = 8
+_PASSES = 6
 _BLOCKS = 512  # b x b inverses at a time when sampling
 # Up to this size (b^2 rows) it is worth trying to swap in directions that were not vouched for.
 _SWAPPED = 1 << 21
@@ -96,16 +96,14 @@ class CascadeFinder:
             residual = balance(missing)
             if idle < self.patience:
                 grown = self._round(pool, residual, idle, generator, watch)
-            elif watch.count("submatrices", 0) < self.max_samples:
+            elif watch.count("submatrices", 0) < min(self.max_samples, _all_of(side)):
                 grown = _sample(pool, residual, generator, watch)
             else:
                 watch.remark(_stuck(residual, b, watch))
                 if b * b * len(side.white) <= _SWAPPED:
                     yield pool.snapshot()
                 return
-            watch.report(
-                "search", done=watch.count("starts", 0), found=b - residual.missing, batch_size=b
-            )
+            watch.report("search", found=b - residual.missing, batch_size=b)
             idle = 0 if grown else idle + 1
             if grown:
                 yield pool.snapshot(reserve=False)
@@ -131,6 +129,12 @@ class CascadeFinder:
             found = pool.rounded(candidates)
         with watch.stage("vouch"):
             return pool.keep(found, vouched(residual, found, by_rows))
+
+
+def _all_of(side: Side) -> int:
+    """Enough draws to see every submatrix of a small layer."""
+    rows, b = side.white.shape
+    return 20 * math.comb(rows, b - 1)
 
 
 def vouched(residual: Balanced, found: Directions, doubtful: bool) -> Tensor:

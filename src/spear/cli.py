@@ -97,8 +97,13 @@ def demo(
         task = bars.add_task("factorising", total=1, detail="")
 
         def show(step: Step) -> None:
-            done = -math.expm1(-step.done / step.expected) if step.expected else 0.0
-            detail = f"{step.done:,} submatrices, {step.found} directions" if step.done else ""
+            done, detail = 0.0, ""
+            if step.expected:
+                done = -math.expm1(-step.done / step.expected)
+                detail = f"{step.done:,} submatrices, {step.found} directions"
+            elif step.batch_size and step.found:
+                done = step.found / step.batch_size
+                detail = f"{step.found} of {step.batch_size} samples"
             bars.update(task, description=step.stage, completed=done, detail=detail)
 
         run = run_demo(settings, show)

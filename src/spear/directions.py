@@ -66,8 +66,8 @@ class Progress:
 
     stage: str  # "factorise", "search", "judge"
     done: int = 0  # submatrices sampled so far
-    expected: float | None = None  # how many the theory expects
-    found: int = 0  # directions in the pool
+    expected: float | None = None  # how many the theory expects; None in the cascade
+    found: int = 0  # directions found
     batch_size: int | None = None
     seconds: float = 0.0
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from spear import theory
 from spear.directions import Directions, unit
 from spear.factors import Factors
 from spear.selection import sparsest_independent
@@ -36,6 +37,7 @@ _HALVINGS = 6  # of a Newton step that overshoots
 # Share of rows whose sign agrees with the zeros: 0.97 and more for samples; for mixes of samples
 # with spare zeros up to 0.93 was seen.
 AGREES = 0.95
+_LUCK = 1e-6  # what chance may achieve before a pattern says something
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
@@ -183,7 +185,13 @@ def trusted(whole: Halves, q: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
-    """C (k, b) of samples read from their pattern alone, X ~ C R, where some of b are not found."""
+    """C (k, b) of samples read from their pattern alone, X ~ C R, where some of b are not found.
+
+    None where there are too few rows for a pattern to say anything, or the zeros are the inputs'.
+    """
+    by_chance = theory.pattern_by_chance(len(pool.side.basis), factors.b)
+    if pool.side.name != "outputs" or by_chance > _LUCK:
+        return pool.vectors.T[:0]
     white = unit((pool.vectors * pool.side.scales[:, None]).T)
     _, c = trusted(both_halves(factors), white, pool.zeros.T)
     h = factors.bias_coordinates * factors.singular_values

@@ -99,7 +99,9 @@ class SamplingFinder:
                     yield pool.snapshot()
             found = max(len(pool) for pool in pools)
             watch.report("search", done=sampled, expected=expected, found=found, batch_size=b)
-        yield from (pool.snapshot() for pool in pools if pool.sufficient)
+        if sampled >= budget:
+            watch.remark(f"its budget of {budget:,.0f} submatrices (max_samples=) was spent")
+        yield from (pool.snapshot() for pool in pools if len(pool) or pool.sufficient)
 
     def _draw(self, pool: Pool, groups: Tensor, step: int, most: int) -> Draw:
         """What the next submatrices are drawn from: a prior's rows, zeros found so far, or all."""
