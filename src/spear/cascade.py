@@ -51,6 +51,8 @@ _PASSES = 6
 _BLOCKS = 512  # b x b inverses at a time when sampling
 # Up to this size (b^2 rows) it is worth trying to swap in directions that were not vouched for.
 _SWAPPED = 1 << 21
+_CLUSTERS = 16  # guesses at a shared pattern
+_EXCESS = 3  # rows beyond the rank, which no accident explains
 _FEW = 4  # missing samples up to which single rows are tried first
 _SHARP_RIDGE = 0.1  # an exact pattern needs less of a prior than a guess
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
@@ -71,7 +73,7 @@ class CascadeFinder:
     starts: int = 8
     steps: int = 80
     patience: int = 6
-    max_samples: int = 2_000_000
+    max_samples: int = 200_000
 
     def __post_init__(self) -> None:
         for name in ("starts", "steps", "patience"):
@@ -96,6 +98,13 @@ class CascadeFinder:
             residual = balance(missing)
             if idle < self.patience:
                 grown = self._round(pool, residual, idle, generator, watch)
+            elif idle == self.patience and pool.span(cluster(side, residual)):
+                watch.remark(
+                    f"{residual.missing} samples share one pattern and mix freely: they are nearly the "
+                    "same, and only what they span is known"
+                )
+                yield pool.snapshot()
+                return
             elif watch.count("submatrices", 0) < min(self.max_samples, _all_of(side)):
                 grown = _sample(pool, residual, generator, watch)
             else:
@@ -138,12 +147,16 @@ def _all_of(side: Side) -> int:
 
 
 def vouched(residual: Balanced, found: Directions, doubtful: bool) -> Tensor:
-    """Which directions (c,) are samples: spare zeros and, where in doubt, signs that agree."""
+    """Which directions (c,) are samples: they have spare zeros and, where in doubt, fitting signs.
+
+    With few samples missing, signs that fit in every row are enough: near-duplicates of an image
+    differ in a row or two, and leave each other no zeros to spare.
+    """
     firm = found.firmness > 0
-    ask = (firm & (doubtful | (found.firmness < 2))).nonzero().flatten()
+    ask = firm & (doubtful | (found.firmness < 2)) | (residual.missing <= _FEW)
     white = found.vectors[:, ask] * found.side.scales[:, None]
-    q = unit((residual.c_basis.T @ white).T)
-    firm[ask] = agreement(residual, q, found.zeros[:, ask].T) >= AGREES
+    fits = agreement(residual, unit((residual.c_basis.T @ white).T), found.zeros[:, ask].T)
+    firm[ask] = (firm[ask] & (fits >= AGREES)) | (fits == 1)
     return firm
 
 
@@ -163,6 +176,27 @@ def _stuck(residual: Balanced, b: int, watch: Watch) -> str:
         f"{residual.missing}: {watch.count('starts', 0):,} starts and "
         f"{watch.count('submatrices', 0):,} submatrices gave no other direction"
     )
+
+
+def cluster(side: Side, residual: Balanced) -> Tensor:
+    """Directions (r, b), white, that span the missing samples; none where they share no pattern.
+
+    Samples with one pattern, say near-duplicates of an image, mix freely: no zeros tell them apart.
+    But the rows in which they are off leave exactly their span free, and with it the inputs of all
+    the other samples are known.
+    """
+    b = side.white.shape[1]
+    needed = b - residual.missing
+    _, guesses = peel(residual)
+    for z in guesses[:, :_CLUSTERS].T:
+        for share in (0.9, 0.7, 0.5):
+            off = z.argsort()[: int(share * float((z < 0).sum()))]
+            if len(off) < needed + _EXCESS:
+                break
+            _, s, Vt = torch.linalg.svd(side.basis[off], full_matrices=True)
+            if int((s > UNDECIDED * side.zero).sum()) == needed:
+                return unit(Vt[needed:] * side.scales)
+    return side.white.new_zeros(0, b)
 
 
 def seek(

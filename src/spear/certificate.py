@@ -75,7 +75,7 @@ def certify(
     else:
         if replayed.compared:
             # The replay stands in for redundancy, not for the signs or the bias gradient.
-            proof = Proof.REPLAY
+            proof, remark = Proof.REPLAY, replayed.remark
             certified = signs_hold(factors, selection)
         else:
             remark = "no gradient of a later layer to compare, so the replay only gave labels"
@@ -84,6 +84,12 @@ def certify(
         if replayed.objections:
             certified = torch.zeros_like(certified)
         labels = torch.where(replayed.matched, replayed.labels, -1)
+    faint = int((certified & ~precise).sum())
+    if faint:
+        doubts = (
+            *doubts,
+            f"{faint} of {len(precise)} samples are too faint against the update's noise",
+        )
     certified = certified & precise
     whole = bool(certified.all())
     proof = proof if bool(certified.any()) else Proof.NONE

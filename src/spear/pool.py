@@ -104,6 +104,15 @@ class Pool:
             )
         return len(self._firm) > before
 
+    def span(self, white: Tensor) -> bool:
+        """Put directions (k, b) in reserve that are no samples, but span some; does that make b?"""
+        self._reserve = _Known(self.side)
+        for q in unit(white):
+            vector = unit(q / self.side.scales)
+            zeros = (self.side.basis @ vector).abs() <= looseness(self.side) * self.side.zero
+            self._reserve.add(vector, zeros, q[None], 0)
+        return len(white) > 0 and self.sufficient
+
     @property
     def firm(self) -> tuple[Tensor, Tensor]:
         """The firm directions (k, b), white, and their zeros (k, rows)."""
