@@ -28,6 +28,7 @@ from spear.factors import UNDECIDED, Factors, Side
 from spear.patterns import (
     AGREES,
     Balanced,
+    Halves,
     Signs,
     agreement,
     balance,
@@ -98,11 +99,7 @@ class CascadeFinder:
             residual = balance(missing)
             if idle < self.patience:
                 grown = self._round(pool, residual, idle, generator, watch)
-            elif idle == self.patience and pool.span(cluster(side, residual)):
-                watch.remark(
-                    f"{residual.missing} samples share one pattern and mix freely: they are nearly the "
-                    "same, and only what they span is known"
-                )
+            elif idle == self.patience and _span_cluster(pool, whole, watch):
                 yield pool.snapshot()
                 return
             elif watch.count("submatrices", 0) < min(self.max_samples, _all_of(side)):
@@ -117,7 +114,7 @@ class CascadeFinder:
             if grown:
                 yield pool.snapshot(reserve=False)
                 with watch.stage("read"):
-                    missing = without(whole, *trusted(whole, *pool.firm))
+                    missing = without(whole, *trusted(whole, *pool.firm()))
 
     def _round(
         self, pool: Pool, residual: Balanced, idle: int, generator: torch.Generator, watch: Watch
@@ -178,6 +175,32 @@ def _stuck(residual: Balanced, b: int, watch: Watch) -> str:
     )
 
 
+def _span_cluster(pool: Pool, whole: Halves, watch: Watch) -> bool:
+    """Are the missing samples nearly the same? Then what they span completes the pool."""
+    q, c = trusted(whole, *pool.firm(spare=1))
+    span = cluster(pool.side, balance(without(whole, q, c)))
+    if not len(span) or not pool.span(evenly(q, span, whole.h)):
+        return False
+    watch.remark(
+        f"{len(span)} samples have the same zeros, as near-duplicates do, and mix freely: only what "
+        "they span together is known"
+    )
+    return True
+
+
+def evenly(q: Tensor, span: Tensor, h: Tensor) -> Tensor:
+    """A rotation of the span (r, b) beside the found q (k, b) that weighs its members alike.
+
+    All members then come out as nearly the same picture, the cluster's mean.
+    """
+    c = torch.linalg.inv(torch.cat([q, span]).T)[len(q) :]  # (r, b), dual to the span
+    weight = unit(c @ h)
+    turn = weight - torch.full_like(weight, len(span) ** -0.5)
+    if float(turn.norm()) < torch.finfo(turn.dtype).eps:
+        return span
+    return span - 2 * torch.outer(unit(turn), unit(turn) @ span)  # Householder's reflection
+
+
 def cluster(side: Side, residual: Balanced) -> Tensor:
     """Directions (r, b), white, that span the missing samples; none where they share no pattern.
 
@@ -195,7 +218,7 @@ def cluster(side: Side, residual: Balanced) -> Tensor:
                 break
             _, s, Vt = torch.linalg.svd(side.basis[off], full_matrices=True)
             if int((s > UNDECIDED * side.zero).sum()) == needed:
-                return unit(Vt[needed:] * side.scales)
+                return torch.linalg.qr((Vt[needed:] * side.scales).T).Q.T
     return side.white.new_zeros(0, b)
 
 

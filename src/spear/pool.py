@@ -113,11 +113,13 @@ class Pool:
             self._reserve.add(vector, zeros, q[None], 0)
         return len(white) > 0 and self.sufficient
 
-    @property
-    def firm(self) -> tuple[Tensor, Tensor]:
-        """The firm directions (k, b), white, and their zeros (k, rows)."""
+    def firm(self, spare: int = 0) -> tuple[Tensor, Tensor]:
+        """Firm directions (k, b), white, with so many zero rows to spare, and their zeros (k, rows)."""
+        keep = [j for j, f in enumerate(self._firm.firmness) if f >= spare]
         nothing = self.side.white.new_zeros(0, len(self.side.white), dtype=torch.bool)
-        return self._firm.white, torch.cat([nothing, *(z[None] for z in self._firm.zeros)])
+        return self._firm.white[keep], torch.cat(
+            [nothing, *(self._firm.zeros[j][None] for j in keep)]
+        )
 
     def snapshot(self, reserve: bool = True) -> Directions:
         """The firm directions, and those in reserve as long as b firm ones are not at hand."""
