@@ -21,7 +21,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 
 bench: $(VENV)/installed
-	$(BIN)/python benchmarks/submatrices.py
+	$(BIN)/spear bench --batches 5 --compare 1 --out frontier.jsonl
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,4 +34,4 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt
 	touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) spear-demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) spear-demo frontier.jsonl .pytest_cache .mypy_cache .ruff_cache

@@ -198,7 +198,8 @@ def evenly(q: Tensor, span: Tensor, h: Tensor) -> Tensor:
     turn = weight - torch.full_like(weight, len(span) ** -0.5)
     if float(turn.norm()) < torch.finfo(turn.dtype).eps:
         return span
-    return span - 2 * torch.outer(unit(turn), unit(turn) @ span)  # Householder's reflection
+    turned: Tensor = span - 2 * torch.outer(unit(turn), unit(turn) @ span)  # Householder
+    return turned
 
 
 def cluster(side: Side, residual: Balanced) -> Tensor:
@@ -218,7 +219,8 @@ def cluster(side: Side, residual: Balanced) -> Tensor:
                 break
             _, s, Vt = torch.linalg.svd(side.basis[off], full_matrices=True)
             if int((s > UNDECIDED * side.zero).sum()) == needed:
-                return torch.linalg.qr((Vt[needed:] * side.scales).T).Q.T
+                span: Tensor = torch.linalg.qr((Vt[needed:] * side.scales).T).Q.T
+                return span
     return side.white.new_zeros(0, b)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -15,6 +17,7 @@ from rich.table import Table
 
 import spear
 from spear import theory as lemmas
+from spear.audit import frontier, frontier_report
 from spear.audit.demo import DemoRun, DemoSettings, run_demo
 from spear.directions import Progress as Step
 from spear.errors import InvalidOption, SpearError
@@ -140,6 +143,50 @@ def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
     if len(run.recovered):
         files = f"picture: {out / 'recovered.png'}\npage:    {out / 'report.html'}"
         console.print(escape(files), soft_wrap=True)
+
+
+@app.command(epilog="Example: spear bench cifar10:20x200 mnist:20x200:raw --batches 50 --compare 2")
+def bench(
+    rows: Annotated[
+        list[str] | None,
+        typer.Argument(help="Rows as data:BxM or data:BxM:raw; the whole bar without any."),
+    ] = None,
+    batches: Annotated[int, typer.Option(min=1, help="Fresh batches per row.")] = 20,
+    seed: Annotated[int, typer.Option(help="Of the first batch.")] = 0,
+    compare: Annotated[
+        int, typer.Option(min=0, help="Batches per row that the sampling finder inverts as well.")
+    ] = 0,
+    max_seconds: Annotated[float, typer.Option(help="Per inversion.")] = 600,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(envvar="SPEAR_DATA", help="Folder with the datasets.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where rows are appended.")] = Path("frontier.jsonl"),
+    plot: Annotated[Path | None, typer.Option(help="Draw the frontier from OUT's rows.")] = None,
+    only_draw: Annotated[bool, typer.Option("--only-draw", help="Run nothing.")] = False,
+) -> None:
+    """Measure the engine on fresh batches of real images: exact rate, time, memory, PSNR."""
+    settings = [frontier.Setting.parse(row) for row in rows] if rows else frontier.BAR
+    if threads:
+        torch.set_num_threads(threads)
+    if not only_draw:
+        if data is None:
+            raise InvalidOption("expected --data or SPEAR_DATA, the folder with the datasets")
+        with out.open("a", encoding="utf-8") as file:
+            for row in frontier.run(
+                settings, data, batches=batches, seed=seed, compare=compare, max_seconds=max_seconds
+            ):
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                console.print(
+                    f"{row['data']} {row['b']}x{row['m']}{' raw' if row['raw'] else ''} "
+                    f"seed {row['seed']} {row['finder']}: {row['outcome']}, {row['seconds']:.2f} s"
+                )
+    measured = frontier_report.load(out)
+    console.print(escape(frontier_report.table(measured)), soft_wrap=True)
+    console.print(escape(frontier_report.stages(measured)), soft_wrap=True)
+    if plot is not None:
+        frontier_report.plot(measured, plot)
 
 
 @app.command(epilog="Example: spear theory --batch-size 16 --width 200")

@@ -1,4 +1,4 @@
-"""Readers for CIFAR-10, MNIST and TinyImageNet as they lie on disk."""
+"""Readers for CIFAR-10, MNIST, TinyImageNet and ImageNet as they lie on disk."""
 
 from __future__ import annotations
 
@@ -110,6 +110,42 @@ def tiny_imagenet(root: Path) -> ImageData:
         (3, 64, 64),
         200,
         torch.tensor(labels),
+        (0.485, 0.456, 0.406),
+        (0.229, 0.224, 0.225),
+        read,
+    )
+
+
+def imagenet(root: Path, pixels: int = 720) -> ImageData:
+    """ImageNet validation photos in one folder a class, `imagenet/val/<class index>`.
+
+    Photos with a shorter side than asked for are left out, the others cut to their middle.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtra("Pillow", "cli") from error
+    folder = _file(root, "imagenet/val", "ImageNet")
+    paths = []
+    for path in sorted(folder.glob("*/*")):
+        with Image.open(path) as photo:  # reads the size only
+            if min(photo.size) >= pixels:
+                paths.append(path)
+
+    def read(indices: Sequence[int]) -> Tensor:
+        arrays = []
+        for i in indices:
+            with Image.open(paths[i]) as photo:
+                left, top = (photo.width - pixels) // 2, (photo.height - pixels) // 2
+                box = (left, top, left + pixels, top + pixels)
+                arrays.append(np.array(photo.convert("RGB").crop(box)))
+        return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float() / 255
+
+    return ImageData(
+        "ImageNet",
+        (3, pixels, pixels),
+        1000,
+        torch.tensor([int(path.parent.name) for path in paths]),
         (0.485, 0.456, 0.406),
         (0.229, 0.224, 0.225),
         read,
