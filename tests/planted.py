@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import spear
+from spear.directions import unit
+from spear.factors import Factors, factorise
 from spear.federated import fedsgd, mlp
+from spear.patterns import Halves, both_halves
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,3 +58,35 @@ def worst_error(recovered: Tensor, truth: Tensor) -> float:
     if len(set(nearest.tolist())) < len(truth):
         return float("inf")
     return float(distance.min(1).values.max())
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """Both halves of every planted sample, in the whitened coordinates of the update."""
+
+    factors: Factors
+    whole: Halves
+    Q: Tensor  # (b, b): D = U Q
+    C: Tensor  # (b, b) = Q^-1
+    off: Tensor  # (rows, b) bool: zeros of dL/dZ in the live rows
+    Z: Tensor  # (rows, b)
+
+    @property
+    def q(self) -> Tensor:
+        """Unit directions, one a row."""
+        return unit(self.Q.T)
+
+
+def truth(planted: Planted) -> Truth:
+    """The answer to both halves, from the planted batch itself."""
+    factors = factorise(planted.view)
+    layer = dict(planted.model.named_modules())[planted.view.layer]
+    seen = []
+    hook = layer.register_forward_hook(lambda *args: seen.append(args[2]))
+    loss = nn.functional.cross_entropy(planted.model(planted.inputs), planted.labels)
+    hook.remove()
+    (gradient,) = torch.autograd.grad(loss, seen[0])
+    live, left = factors.live_rows, factors.left
+    D, Z = gradient.T.to(left), seen[0].detach().T.to(left)  # (m, b)
+    Q = left.T @ D
+    return Truth(factors, both_halves(factors), Q, torch.linalg.inv(Q), (D == 0)[live], Z[live])

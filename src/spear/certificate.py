@@ -29,6 +29,11 @@ _EXCLUDING_ROWS = 3
 _LUCK = 1e-9
 
 
+_UNSEEN = (
+    "the layer alone cannot show whether a sample is the mean of several that are nearly the same"
+)
+
+
 class Proof(Enum):
     """What stands behind `certified`."""
 
@@ -71,16 +76,19 @@ def certify(
         )
     labels, proof, remark = None, Proof.PATTERN, ""
     if isinstance(replayed, str):
-        remark = f"no replay: {replayed}" if model is not None else ""
+        remark = f"no replay: {replayed}; {_UNSEEN}" if model is not None else _UNSEEN
     else:
         if replayed.compared:
             # The replay stands in for redundancy, not for the signs or the bias gradient.
-            proof, remark = Proof.REPLAY, replayed.remark
+            proof = Proof.REPLAY
             certified = signs_hold(factors, selection)
         else:
             remark = "no gradient of a later layer to compare, so the replay only gave labels"
         certified = certified & replayed.matched
         doubts = _doubts_of(replayed, certified, doubts)
+        if bool(replayed.merged.any()):
+            doubts = (*doubts, _merged(int(replayed.merged.sum())))
+            certified = certified & ~replayed.merged
         if replayed.objections:
             certified = torch.zeros_like(certified)
         labels = torch.where(replayed.matched, replayed.labels, -1)
@@ -94,6 +102,13 @@ def certify(
     whole = bool(certified.all())
     proof = proof if bool(certified.any()) else Proof.NONE
     return Certificate(certified, proof, error, precise, labels, whole, doubts, remark)
+
+
+def _merged(count: int) -> str:
+    return (
+        f"{count} of the samples weighs as much as several others: it is the mean of samples that are "
+        "the same, or so nearly the same that the update does not tell them apart"
+    )
 
 
 def _doubts_of(

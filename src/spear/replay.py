@@ -24,7 +24,7 @@ _REPLAY_LIMIT = 1e-3
 # preactivation is zero to rounding may have been on the other side for the client.
 _NEIGHBOURS = 16
 _REACH = 20.0  # the last neighbour is this many errors away: still well inside the tolerance
-_WHOLE = 1e-3  # a weight this near a whole number of others is one
+_WHOLE = 1e-2  # a weight this near a whole number of others is one
 _ROWS_AT_ONCE = 1 << 14
 
 
@@ -36,23 +36,22 @@ class Replayed:
     matched: Tensor  # (b,) bool: is its gradient the recovered one?
     objections: tuple[str, ...]  # parts of the update that disagree
     compared: bool  # were gradients of later layers there to compare?
-    remark: str = ""  # samples that seem to be there more than once
+    merged: Tensor  # (b,) bool: weighs as much as several samples
 
 
-def _repeated(factor: Tensor, matched: Tensor) -> str:
-    """Samples that weigh a whole number of times as much as most others: they are there so often."""
+def _merged(factor: Tensor, matched: Tensor) -> Tensor:
+    """Which samples (b,) weigh a whole number of times as much as most others.
+
+    Two samples of one label whose inputs nearly agree leave one trace, of twice the weight, at their
+    mean: their difference enters the gradient squared, and drowns. So it may be a duplicate, or not.
+    """
     if not bool(matched.any()):
-        return ""
+        return torch.zeros_like(matched)
     times = factor / factor[matched].median()
+    if 2 * int(((times - 1).abs() <= _WHOLE)[matched].sum()) < int(matched.sum()):
+        return torch.zeros_like(matched)  # clipped one by one: weights say nothing
     whole = times.round()
-    repeated = matched & (whole > 1) & ((times - whole).abs() <= _WHOLE * whole)
-    if not bool(repeated.any()):
-        return ""
-    often = sorted({int(t) for t in whole[repeated].tolist()})
-    return (
-        f"{int(repeated.sum())} of them weighs as much as {' or '.join(map(str, often))} others, as a "
-        "sample does that is in the batch more than once"
-    )
+    return (whole > 1) & ((times - whole).abs() <= _WHOLE * whole)
 
 
 class Replay:
@@ -147,7 +146,7 @@ class Replay:
                     "ReLU pattern merge",
                 )
                 matched = matched & ~heavy
-        return Replayed(labels, matched, objections, compared, _repeated(factor, matched))
+        return Replayed(labels, matched, objections, compared, _merged(factor, matched))
 
     def match_labels(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
         """The label of each sample, whether its gradient is the recovered one, and their ratio."""

@@ -7,8 +7,6 @@ the truth. `frontier_report` draws tables and plots from such lines and computes
 from __future__ import annotations
 
 import platform
-import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -190,14 +188,14 @@ def run(
 
 def _commit() -> str | None:
     """The commit of the checkout this runs from, if it is one."""
-    git = shutil.which("git")
-    if git is None:
-        return None
-    command = [git, "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(
-        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or None
+    for folder in Path(__file__).resolve().parents:
+        head = folder / ".git" / "HEAD"
+        if head.is_file():
+            reference = head.read_text(encoding="utf-8").strip().removeprefix("ref: ")
+            target = folder / ".git" / reference
+            commit = target.read_text(encoding="utf-8") if target.is_file() else reference
+            return commit.strip()[:7]
+    return None
 
 
 def _reset_peak() -> int | None:
