@@ -12,7 +12,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)  # pytest-xdist runs a process per core
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def data_root() -> Path:
     folder = os.environ.get("SPEAR_DATA")
     if not folder:

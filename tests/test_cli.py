@@ -113,3 +113,21 @@ def test_pictures_take_any_values():
 def test_demo_settings_are_checked():
     with pytest.raises(InvalidOption, match="depth >= 2"):
         DemoSettings(depth=1)
+
+
+def test_bench_measures_and_draws(tmp_path, data_root):
+    out, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
+    run = ["bench", "mnist:5x100", "--batches", "2", "--threads", "1", "--data", str(data_root)]
+    done = spear(*run, "--out", str(out), "--plot", str(plot))
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2" in done.stdout
+    assert plot.exists()
+    again = spear("bench", "--only-draw", "--out", str(out))
+    assert "2 of 2" in again.stdout
+    assert len(out.read_text().splitlines()) == 2
+
+
+def test_bench_says_what_it_needs(tmp_path):
+    done = spear("bench", "svhn:20x200", "--data", str(tmp_path))
+    assert done.returncode == 2
+    assert "one of" in done.stderr
