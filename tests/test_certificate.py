@@ -1,5 +1,7 @@
 """The judge: what it must certify, and what it must never certify."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from spear import Outcome, Proof
 from spear.certificate import certify, pattern_holds, predicted_error
 from spear.directions import Directions
 from spear.factors import factorise
+from spear.federated import fedsgd
 from spear.selection import _Matching
 
 
@@ -179,3 +182,22 @@ def test_a_layer_given_directly_has_no_model_to_replay():
     result = spear.invert(view, model=planted.model)
     assert result.proof is Proof.PATTERN
     assert result.outcome is Outcome.EXACT
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_hidden_neuron_on_the_other_side_of_its_threshold_is_found(seed):
+    """The client's rounding put a hidden neuron off that is on by 1e-6 in the replay."""
+    planted = plant(6, m=90, n=50, depth=4, seed=seed)
+    model = planted.model
+    with torch.no_grad():
+        hidden = model[:5](planted.inputs)  # preactivations of the third layer, (b, m)
+        active = hidden[0].argmax()  # on for sample 0; put it on the threshold
+        model[4].bias[active] -= hidden[0, active]
+        size = float(hidden.std())
+        seen = copy.deepcopy(model)
+        seen[4].bias[active] += 2e-6 * size
+        model[4].bias[active] -= 2e-6 * size
+    gradients = fedsgd(model, planted.inputs, planted.labels)
+    result = spear.invert(spear.observe(seen, gradients), model=seen)
+    assert result.outcome is spear.Outcome.EXACT
+    assert result.proof is Proof.REPLAY

@@ -24,6 +24,9 @@ _REPLAY_LIMIT = 1e-3
 # preactivation is zero to rounding may have been on the other side for the client.
 _NEIGHBOURS = 16
 _REACH = 20.0  # the last neighbour is this many errors away: still well inside the tolerance
+_THRESHOLD = 1e-4  # of a typical preactivation: float32 rounds to 1e-6 of it
+_BEYOND = 1.5  # how far beyond its threshold a neuron is put, in units of its distance
+_FLIPS = 8
 _WHOLE = 1e-2  # a weight this near a whole number of others is one
 _ROWS_AT_ONCE = 1 << 14
 
@@ -151,6 +154,8 @@ class Replay:
     def match_labels(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
         """The label of each sample, whether its gradient is the recovered one, and their ratio."""
         labels, residual = self._nearest_labels(self.Z)
+        for i in (residual > self.tolerance(labels)).nonzero().flatten().tolist():
+            self.Z[i], residual[i] = self._across_thresholds(i, labels[i], residual[i])
         recovered = self.Z.clone()
         for growth in torch.linspace(0, 1, _NEIGHBOURS).tolist():
             open_ = residual > self.tolerance(labels)
@@ -166,6 +171,48 @@ class Replay:
             self.Z[open_] = torch.where(better[:, None], neighbours, self.Z[open_])
         matched = (residual <= self.tolerance(labels)) & residual.isfinite()
         return labels, matched, self._factors(labels)
+
+    def _across_thresholds(self, i: int, label: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """A neighbour of sample i with hidden neurons on the side that the client's rounding put them.
+
+        Of the neurons whose preactivation is zero to rounding, each is tried on its other side, by the
+        smallest step of z that takes it there; what brings the gradient nearer is kept.
+        """
+        z, target = self.Z[i : i + 1], self.D[i : i + 1]
+        for _ in range(_FLIPS):
+            steps = self._smallest_steps(z)
+            if not len(steps):
+                break
+            near = self._distance(
+                z + steps, target.expand(len(steps), -1), label.expand(len(steps), 1)
+            )[:, 0]
+            best = int(near.argmin())
+            if not float(near[best]) < float(residual):
+                break
+            z, residual = z + steps[best], near[best]
+        return z[0], residual
+
+    def _smallest_steps(self, z: Tensor) -> Tensor:
+        """Steps of z (k, m), each across the threshold of one hidden neuron that is near it."""
+        seen: list[Tensor] = []
+        hooks = [
+            module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+            for module in self.network.modules()
+            if isinstance(module, nn.ReLU)
+        ]
+        with torch.enable_grad():
+            leaf = z.detach().requires_grad_()
+            self.network(leaf)
+        for hook in hooks:
+            hook.remove()
+        steps = []
+        for values in seen:
+            relative = (values / values.square().mean().sqrt()).flatten().detach()
+            for k in (relative.abs() < _THRESHOLD).nonzero().flatten().tolist()[:_FLIPS]:
+                value = values.flatten()[k]
+                (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
+                steps.append(-_BEYOND * value.detach() * slope / slope.square().sum())
+        return torch.cat(steps) if steps else z[:0]
 
     def tolerance(self, labels: Tensor) -> Tensor:
         """How far a true sample's replayed gradient may be off, relative to its length, (b,)."""
