@@ -9,11 +9,13 @@ import torch
 import spear
 from planted import plant, truth, worst_error
 from spear import CascadeFinder, Outcome
-from spear.cascade import cluster, distinct, evenly, peel, seek, settle, vouched
+from spear.cascade import cluster, evenly, vouched
 from spear.directions import Watch, unit
 from spear.errors import InvalidOption
+from spear.guesses import distinct, peel, seek
 from spear.patterns import balance, without
 from spear.pool import Pool
+from spear.settling import settle
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ CORE = [
     "selection",
     "patterns",
     "sampling",
+    "guesses",
+    "settling",
     "cascade",
     "replay",
     "certificate",

@@ -2,9 +2,10 @@
 
 A round of the cascade, in the dimensions of what is still missing (patterns.py):
 
-1. seek    many starts at once: shrink U q towards sparsity, with a threshold in each row that the
-           signs of H c raise or lower; read the signs from the pattern of U q. A few GEMMs a step.
-2. settle  for each distinct result: the kernel of the rows that are surely off, until it is exact.
+1. guess   many starts at once: shrink U q towards sparsity, with a threshold in each row that the
+           signs of H c raise or lower; read the signs from the pattern of U q (guesses.py).
+2. settle  for each distinct result: the kernel of the rows that are surely off, until it is exact
+           (settling.py).
 3. round   the kernel of ALL its zero rows, at the update's noise level (directions.py).
 4. read    c of every sample found, from its pattern alone.
 5. deflate the missing samples live in the space that the found ones leave: a smaller problem with as
@@ -22,14 +23,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spear.directions import Directions, Watch, looseness, unit
+from spear.directions import Directions, Watch, unit
 from spear.errors import InvalidOption
 from spear.factors import UNDECIDED, Factors, Side
+from spear.guesses import peel, seek
 from spear.patterns import (
     AGREES,
     Balanced,
     Halves,
-    Signs,
     agreement,
     balance,
     both_halves,
@@ -38,25 +39,14 @@ from spear.patterns import (
 )
 from spear.pool import Pool
 from spear.sampling import Draw, SamplingFinder, kernels
+from spear.settling import settle
 
-# Threshold of the shrinkage in units of a typical entry, and how much the signs move it. From 0.2 to
-# 0.3 and 0.3 to 0.8 the hits per start are much the same (docs/algorithm.md).
-_SHRINK = 0.25
-_TRUST = 0.5
-_SMALL = 0.15  # |entry| of a typical 1 that counts as nearly zero when results are ranked
-_SAME = 0.9  # |cos| above which two results are one
-_ACTIVE = 1.0  # entries above this show a row that is on, however much above
-# Rows a kernel is first solved from: a quarter more than needed make it well conditioned.
-_SURPLUS = 1.25
-_PASSES = 6
 _BLOCKS = 512  # b x b inverses at a time when sampling
 # Up to this size (b^2 rows) it is worth trying to swap in directions that were not vouched for.
 _SWAPPED = 1 << 21
 _CLUSTERS = 16  # guesses at a shared pattern
 _EXCESS = 3  # rows beyond the rank, which no accident explains
 _FEW = 4  # missing samples up to which single rows are tried first
-_SHARP_RIDGE = 0.1  # an exact pattern needs less of a prior than a guess
-_AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
 @dataclass(frozen=True)
@@ -110,11 +100,12 @@ class CascadeFinder:
                     yield pool.snapshot()
                 return
             watch.report("search", found=b - residual.missing, batch_size=b)
-            idle = 0 if grown else idle + 1
+            idle += 1
             if grown:
                 yield pool.snapshot(reserve=False)
                 with watch.stage("read"):
                     missing = without(whole, *trusted(whole, *pool.firm()))
+                idle = 0 if missing.missing < residual.missing else idle
 
     def _round(
         self, pool: Pool, residual: Balanced, idle: int, generator: torch.Generator, watch: Watch
@@ -222,138 +213,3 @@ def cluster(side: Side, residual: Balanced) -> Tensor:
                 span: Tensor = torch.linalg.qr((Vt[needed:] * side.scales).T).Q.T
                 return span
     return side.white.new_zeros(0, b)
-
-
-def seek(
-    halves: Balanced, starts: int, steps: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Directions (r, k) near sparse ones, the best first, and how likely each row is on (rows, k).
-
-    q <- normalise(U^T shrink(U q, threshold)), with a threshold that is lower in rows where z says on.
-    """
-    U = halves.U.float()
-    back = (halves.U * halves.weights[:, None]).float().T.contiguous()
-    signs = Signs(halves, torch.float32)
-    q = _starts(U, starts, generator)
-    z = torch.zeros_like(U[:, :0])
-    for _ in range(steps):
-        values = U @ q  # (rows, k)
-        size = values.abs()
-        z = signs.read(q, size.clamp_max(_ACTIVE))
-        shrunk = (size - (_SHRINK - _TRUST * z).clamp_min_(0)).clamp_min_(0)
-        q = unit(back @ shrunk.mul_(values.sign()), 0)
-    size = (U @ q).abs()
-    nearly_zero = halves.weights.float() @ (size < _SMALL).float()
-    found = distinct(q, nearly_zero, 2 * halves.missing + 8)
-    return q[:, found].double(), (size + z)[:, found].double()
-
-
-def peel(halves: Balanced) -> tuple[Tensor, Tensor]:
-    """Guesses from single rows: in row k of what is left only a few samples are active.
-
-    Where it is one, the row is that sample: c = u_k / (u_k . h). Where one dominates, the signs of
-    H c are mostly its own. With few samples missing, and in uncentred batches, such rows abound.
-    """
-    c = halves.U / (halves.U @ halves.h)[:, None]  # (rows, r)
-    z = halves.H @ c.T  # (rows, k): column k is the guess from row k
-    z = z / z.square().mean(0).sqrt()
-    found = distinct(unit(c).T, -(z.abs() < _SMALL).double().sum(0), len(c))
-    return unit(c).T[:, found], z[:, found]
-
-
-def _starts(U: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Sums and differences of two rows (r, count): each row mixes the c of half the samples, c ~ q."""
-    pick = torch.randint(len(U), (2, count), generator=generator, device=generator.device)
-    flip = torch.randint(2, (count, 1), generator=generator, device=generator.device) * 2 - 1
-    first, second = unit(U)[pick.to(U.device)]
-    return unit(first + second * flip.to(U)).T.contiguous()
-
-
-def distinct(q: Tensor, score: Tensor, limit: int) -> Tensor:
-    """Indices of at most `limit` columns, by falling score, no two of which are nearly parallel."""
-    finite = q.isfinite().all(0) & (q.norm(dim=0) > 0.5)
-    order = score.argsort(descending=True)
-    order = order[finite[order]]
-    ranked = q[:, order]
-    open_ = torch.ones(len(order), dtype=torch.bool, device=q.device)
-    chosen: list[int] = []
-    while len(chosen) < limit and bool(open_.any()):
-        i = int(open_.int().argmax())
-        chosen.append(i)
-        open_ &= (ranked.T @ ranked[:, i]).abs() < _SAME
-        open_[i] = False
-    return order[chosen]
-
-
-def settle(side: Side, residual: Balanced, q: Tensor, score: Tensor) -> Tensor:
-    """Exact directions (k', b), white, from guesses of q (r, k) and a score (rows, k): low is off.
-
-    The kernel of the lowest rows is the direction, if they are all zeros and leave no second
-    direction free; if not, its own zeros, and the signs they imply, say more than the guess did.
-    """
-    rows, b = side.white.shape
-    if not q.shape[1]:
-        return side.white.new_zeros(0, b)
-    step = max(1, _AT_ONCE // (rows * b))
-    signs = Signs(residual, residual.H.dtype, ridge=_SHARP_RIDGE)
-    parts = [
-        _settle(side, residual, signs, unit(residual.q_basis @ q_i, 0), score_i)
-        for q_i, score_i in zip(torch.split(q, step, 1), torch.split(score, step, 1), strict=True)
-    ]
-    return torch.cat(parts)
-
-
-def _settle(side: Side, residual: Balanced, signs: Signs, q: Tensor, score: Tensor) -> Tensor:
-    rows, b = side.white.shape
-    U = unit(side.white) * b**0.5  # rows of one size
-    # What noise makes of a row at worst, in units of its size.
-    noise = side.zero * math.sqrt(rows) / float(side.scales[-1])
-    extra = torch.full((q.shape[1],), min(rows, math.ceil(_SURPLUS * b) + 2), device=q.device)
-    kept = torch.zeros_like(score, dtype=torch.bool)  # zeros so far, which leave a direction free
-    done = torch.zeros_like(extra, dtype=torch.bool)
-    for _ in range(_PASSES):
-        i = (~done).nonzero().flatten()  # those still open
-        if not len(i):
-            break
-        used = (kept[:, i].sum(0) + extra[i]).clamp_max(rows)
-        kernel, second = _kernels(U, score[:, i].masked_fill(kept[:, i], -torch.inf), used, q[:, i])
-        values = (side.basis @ unit(kernel / side.scales[:, None], 0)).abs()
-        zeros = values <= looseness(side) * side.zero  # (rows, open)
-        clean, free = zeros.sum(0) >= used, second <= UNDECIDED * noise
-        done[i] = clean & ~free
-        # Rows that leave a second sample free are kept, and a few more tell the two apart. Where a
-        # few are too many, fewer; where there is nothing to keep yet, the kernel is the better guess.
-        fallback = ~clean & kept[:, i].any(0)
-        kept[:, i] |= zeros & clean & free
-        extra[i] = torch.where(clean & free, 2 + b // 8, extra[i])
-        extra[i] = torch.where(fallback, (extra[i] // 3).clamp_min(2), extra[i])
-        q[:, i] = torch.where(fallback, q[:, i], kernel)
-        size = (U @ q[:, i]).abs()
-        size = size / size.square().mean(0).sqrt()
-        z = signs.read(residual.c_basis.T @ q[:, i], (4 * size).clamp_max(_ACTIVE))
-        score[:, i] = torch.where(kept[:, i].any(0), z, 2 * size.clamp_max(_ACTIVE) + z)
-    return q[:, done].T
-
-
-def _kernels(U: Tensor, score: Tensor, used: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
-    """For each column of scores, the vector (b,) that the `used` lowest rows annihilate best.
-
-    Where these leave several, the one nearest the guess. Also the second smallest singular value, in
-    units of the root mean square one. By inverse iteration on Gram matrices: rounding comes later.
-    """
-    b = U.shape[1]
-    rows = score.topk(int(used.max()), dim=0, largest=False).indices.T  # (k, t)
-    A = U[rows] * (torch.arange(rows.shape[1], device=U.device) < used[:, None])[:, :, None]
-    gram = A.mT @ A
-    typical = gram.diagonal(dim1=1, dim2=2).mean(1)  # (k,)
-    gram.diagonal(dim1=1, dim2=2).add_(1e-14 * typical[:, None])
-    L = torch.linalg.cholesky_ex(gram).L
-    other = torch.linspace(1, 2, b, dtype=U.dtype, device=U.device).sin().expand(len(A), b)
-    x = torch.stack([guess.T, other], 2)  # (k, b, 2)
-    for _ in range(3):
-        x = torch.cholesky_solve(x, L)
-        q = unit(x[:, :, :1], 1)
-        y = x[:, :, 1:] - q * (q * x[:, :, 1:]).sum(1, keepdim=True)
-        x = torch.cat([q, unit(y, 1)], 2)
-    second = (A @ x[:, :, 1:]).square().sum((1, 2)) / typical
-    return x[:, :, 0].T, second.sqrt()

@@ -1,0 +1,81 @@
+"""Guesses at missing samples: a search from many starts, and single rows.
+
+A guess is a direction q and a score for every row: the lower, the surer the row is off.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spear.directions import unit
+from spear.patterns import Balanced, Signs
+
+# Threshold of the shrinkage in units of a typical entry, and how much the signs move it. From 0.2 to
+# 0.3 and 0.3 to 0.8 the hits per start are much the same (docs/engine.md).
+_SHRINK = 0.25
+_TRUST = 0.5
+_SMALL = 0.15  # |entry| of a typical 1 that counts as nearly zero when results are ranked
+_SAME = 0.9  # |cos| above which two results are one
+ACTIVE = 1.0  # entries above this show a row that is on, however much above
+
+
+def seek(
+    halves: Balanced, starts: int, steps: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Directions (r, k) near sparse ones, the best first, and how likely each row is on (rows, k).
+
+    q <- normalise(U^T shrink(U q, threshold)), with a threshold that is lower in rows where z says on.
+    """
+    U = halves.U.float()
+    back = (halves.U * halves.weights[:, None]).float().T.contiguous()
+    signs = Signs(halves, torch.float32)
+    q = _starts(U, starts, generator)
+    z = torch.zeros_like(U[:, :0])
+    for _ in range(steps):
+        values = U @ q  # (rows, k)
+        size = values.abs()
+        z = signs.read(q, size.clamp_max(ACTIVE))
+        shrunk = (size - (_SHRINK - _TRUST * z).clamp_min_(0)).clamp_min_(0)
+        q = unit(back @ shrunk.mul_(values.sign()), 0)
+    size = (U @ q).abs()
+    nearly_zero = halves.weights.float() @ (size < _SMALL).float()
+    found = distinct(q, nearly_zero, 2 * halves.missing + 8)
+    return q[:, found].double(), (size + z)[:, found].double()
+
+
+def peel(halves: Balanced) -> tuple[Tensor, Tensor]:
+    """Guesses from single rows: in row k of what is left only a few samples are active.
+
+    Where it is one, the row is that sample: c = u_k / (u_k . h). Where one dominates, the signs of
+    H c are mostly its own. With few samples missing, and in uncentred batches, such rows abound.
+    """
+    c = halves.U / (halves.U @ halves.h)[:, None]  # (rows, r)
+    z = halves.H @ c.T  # (rows, k): column k is the guess from row k
+    z = z / z.square().mean(0).sqrt()
+    found = distinct(unit(c).T, -(z.abs() < _SMALL).double().sum(0), len(c))
+    return unit(c).T[:, found], z[:, found]
+
+
+def _starts(U: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Sums and differences of two rows (r, count): each row mixes the c of half the samples, c ~ q."""
+    pick = torch.randint(len(U), (2, count), generator=generator, device=generator.device)
+    flip = torch.randint(2, (count, 1), generator=generator, device=generator.device) * 2 - 1
+    first, second = unit(U)[pick.to(U.device)]
+    return unit(first + second * flip.to(U)).T.contiguous()
+
+
+def distinct(q: Tensor, score: Tensor, limit: int) -> Tensor:
+    """Indices of at most `limit` columns, by falling score, no two of which are nearly parallel."""
+    finite = q.isfinite().all(0) & (q.norm(dim=0) > 0.5)
+    order = score.argsort(descending=True)
+    order = order[finite[order]]
+    ranked = q[:, order]
+    open_ = torch.ones(len(order), dtype=torch.bool, device=q.device)
+    chosen: list[int] = []
+    while len(chosen) < limit and bool(open_.any()):
+        i = int(open_.int().argmax())
+        chosen.append(i)
+        open_ &= (ranked.T @ ranked[:, i]).abs() < _SAME
+        open_[i] = False
+    return order[chosen]
