@@ -1,3 +1,4 @@
+import dataclasses
 import time
 
 import pytest
@@ -108,3 +109,22 @@ def test_directions_count_silent_rows_as_zeros(b):
     pool.add((Q * factors.outputs.scales[:, None]).T)
     expected = ((zeros.sum(0) + factors.outputs.silent) / 40).sort().values
     assert torch.allclose(pool.snapshot().sparsity.sort().values, expected)
+
+
+@pytest.mark.parametrize("size", [15.0, 28.0, 200.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_that_is_nearly_zero_but_not_quite_is_left_out(size, seed):
+    """An entry a little above the noise must not turn the kernel: it would cost 10 dB."""
+    planted = plant(8, m=100, n=60, seed=seed)
+    factors = factorise(planted.view)
+    Q, off = truth(planted, factors)
+    side, q = factors.outputs, Q[:, 0]
+    row = int((~off[:, 0]).nonzero()[0])
+    basis = side.basis.clone()
+    basis[row] -= (basis[row] @ q - size * side.zero) * q
+    side = dataclasses.replace(side, basis=basis, white=basis / side.scales)
+    found, zeros = round_to_kernel(side, q)
+    assert not bool(zeros[row])
+    assert torch.equal(zeros, off[:, 0])
+    exact = torch.linalg.svd(side.basis[off[:, 0]]).Vh[-1]
+    assert float(1 - (found @ exact).abs()) < 1e-14

@@ -161,10 +161,35 @@ def round_to_kernel(side: Side, candidate: Tensor) -> tuple[Tensor, Tensor] | No
         if level > best_level:
             return best
         best, best_level = (q, zeros), level
+        sharper = _without_stray(side, values, settled, level)
+        if sharper is not None:
+            best, best_level = sharper
+            return best
         zeros = values <= _below_gap(values, level)  # rows above may be zeros of a sharper kernel
         if torch.equal(settled, zeros):
             return best
     return best
+
+
+def _without_stray(
+    side: Side, values: Tensor, zeros: Tensor, level: float
+) -> tuple[tuple[Tensor, Tensor], float] | None:
+    """The same direction without a row or two that are nearly zero, but not quite.
+
+    Such a row turns the kernel a little, and every zero pays for it: where the level falls by half
+    without the largest values, they were no zeros.
+    """
+    if level <= side.zero:
+        return None
+    tight = zeros & (values <= max(side.zero, 2 * float(values[zeros].median())))
+    kernel = _kernel(side, tight)
+    if kernel is None or kernel[2] > level / 2:
+        return None
+    wide = _kernel(side, kernel[1] <= UNDECIDED * side.zero)  # zeros that the few rows held badly
+    if wide is not None and wide[2] <= level / 2:
+        kernel = wide
+    q, values, level = kernel
+    return (q, values <= level), level
 
 
 def _kernel(side: Side, zeros: Tensor) -> tuple[Tensor, Tensor, float] | None:
