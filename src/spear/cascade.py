@@ -64,7 +64,7 @@ class CascadeFinder:
     starts: int = 8
     steps: int = 80
     patience: int = 6
-    max_samples: int = 200_000
+    max_samples: int = 50_000
 
     def __post_init__(self) -> None:
         for name in ("starts", "steps", "patience"):

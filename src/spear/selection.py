@@ -107,7 +107,9 @@ class _Matching:
         self.off = torch.ones(len(live), count, dtype=torch.bool, device=live.device)
         self.off[live] = pool.zeros  # (m, c) dL/dZ = 0, in silent neurons for every direction
         self.on = torch.zeros_like(self.off)
-        self.on[live] = values > UNDECIDED * pool.side.zero  # (m, c) dL/dZ surely not 0
+        # Rounding adds up over millions of inputs: a direction's own zeros show what a zero may be.
+        level = torch.where(pool.zeros, values, pool.side.zero).amax(0).clamp_min(pool.side.zero)
+        self.on[live] = values > UNDECIDED * level  # (m, c) dL/dZ surely not 0
         self.h = factors.bias_coordinates
 
     def contradictions(self, F: Tensor, t: Tensor, size: Tensor, off: Tensor, on: Tensor) -> Tensor:
