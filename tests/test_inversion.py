@@ -92,7 +92,6 @@ def test_a_sample_that_is_there_twice_counts_once(same_label):
     replayed = spear.invert(planted.view, model=planted.model)
     assert replayed.outcome is Outcome.PARTIAL  # twice the weight: the mean of two, or two labels
     assert int(replayed.certified.sum()) == 4
-    assert int(replayed.certified.sum()) == (5 if same_label else 4)
 
 
 @pytest.mark.parametrize("seed", range(3))
