@@ -134,10 +134,13 @@ def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
             )
         console.print(table)
     colour = "green" if run.result.outcome is Outcome.EXACT else "red"
-    submatrices = int(run.result.stats.get("submatrices", 0))
+    stats = run.result.stats
+    work = f"{int(stats.get('rounds', 0))} rounds"
+    if stats.get("submatrices"):
+        work = f"{int(stats['submatrices']):,} submatrices"
     console.print(
         f"[b {colour}]{run.result.outcome.name}[/b {colour}]: {escape(run.result.reason)} "
-        f"({run.seconds:.1f} s, {submatrices:,} submatrices)",
+        f"({run.seconds:.1f} s, {work})",
         soft_wrap=True,
     )
     if len(run.recovered):
