@@ -13,6 +13,7 @@ from spear.certificate import certify, pattern_holds, predicted_error
 from spear.directions import Directions
 from spear.factors import factorise
 from spear.federated import fedsgd
+from spear.replay import Replay
 from spear.selection import _Matching
 
 
@@ -201,3 +202,30 @@ def test_a_hidden_neuron_on_the_other_side_of_its_threshold_is_found(seed):
     result = spear.invert(spear.observe(seen, gradients), model=seen)
     assert result.outcome is spear.Outcome.EXACT
     assert result.proof is Proof.REPLAY
+
+
+class _Once(torch.autograd.Function):
+    """The identity, which can be differentiated once only."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context, gradient):
+        return gradient.clone()
+
+
+def test_labels_are_found_without_a_second_derivative():
+    planted = plant(5, m=90, n=50)
+    factors = factorise(planted.view)
+    selection = selection_of(planted, factors)
+    replay = Replay.prepare(factors, selection, planted.model, None, torch.full((5,), 1e-6))
+    expected, near = replay._nearest_labels(replay.Z)
+    network = replay.network
+    replay.network = lambda z: network(_Once.apply(z))
+    assert replay._likeliest(replay.Z, replay.D).tolist() == [0] * 5  # nothing is known
+    labels, distance = replay._nearest_labels(replay.Z)
+    assert torch.equal(labels, expected)
+    assert torch.allclose(distance, near)

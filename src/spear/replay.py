@@ -249,7 +249,9 @@ class Replay:
         """
         try:
             _, moved = torch.autograd.functional.jvp(self.network, Z.detach(), D)  # type: ignore[no-untyped-call]
-        except (RuntimeError, NotImplementedError):  # a layer without a second derivative
+        except (RuntimeError, NotImplementedError):
+            # A layer without a second derivative: nothing is known, so every label will be tried. An
+            # error that is more than that comes up again there, in the first derivative.
             return torch.zeros(len(Z), dtype=torch.int64, device=Z.device)
         with torch.no_grad():
             outputs = self.network(Z)
