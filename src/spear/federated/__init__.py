@@ -1,6 +1,6 @@
 """The client's side: models and what clients send. The only place that holds private data."""
 
-from spear.federated.client import fedsgd
-from spear.federated.models import mlp
+from spear.federated.client import fedavg, fedsgd, train
+from spear.federated.models import Vgg16, mlp
 
-__all__ = ["fedsgd", "mlp"]
+__all__ = ["Vgg16", "fedavg", "fedsgd", "mlp", "train"]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from spear.errors import DataError
+
+# VGG16's convolutions by output channels; M is a 2x2 max-pooling.
+_VGG16 = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M")
 
 
 def mlp(
@@ -27,13 +35,73 @@ def mlp(
         raise ValueError(
             f"expected sizes >= 1 and depth >= 2, got {inputs}, {classes}, {width}, {depth}"
         )
+    with _seeded(seed):
+        return nn.Sequential(*_stack([inputs, *[width] * (depth - 1), classes]))
+
+
+class Vgg16(nn.Module):
+    """VGG16: thirteen convolutions, then three linear layers; dropout is left out.
+
+    Args:
+        classes: of the last layer.
+        width: of the two hidden linear layers.
+        pixels: the images' side, a multiple of 32; 224 gives the usual 25088 features.
+        seed: weights depend on it alone.
+
+    >>> net = Vgg16(10, width=32, pixels=32, seed=0)
+    >>> net.features(torch.zeros(2, 3, 32, 32)).shape, net(torch.zeros(2, 3, 32, 32)).shape
+    (torch.Size([2, 512]), torch.Size([2, 10]))
+    """
+
+    def __init__(
+        self, classes: int = 1000, *, width: int = 4096, pixels: int = 224, seed: int | None = None
+    ) -> None:
+        super().__init__()
+        if pixels < 32 or pixels % 32:
+            raise ValueError(f"expected pixels to be a multiple of 32, got {pixels}")
+        with _seeded(seed):
+            layers: list[nn.Module] = []
+            channels = 3
+            for entry in _VGG16:
+                if isinstance(entry, int):
+                    layers += [nn.Conv2d(channels, entry, 3, padding=1), nn.ReLU()]
+                    channels = entry
+                else:
+                    layers.append(nn.MaxPool2d(2))
+            self.features = nn.Sequential(*layers, nn.Flatten())
+            self.classifier = nn.Sequential(
+                *_stack([512 * (pixels // 32) ** 2, width, width, classes])
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.classifier(self.features(images))
+        return scores
+
+    def load_features(self, root: Path) -> Vgg16:
+        """Take the convolutions trained on ImageNet from `weights/vgg16_features.pth` under `root`.
+
+        The linear layers stay as they were initialised.
+        """
+        path = Path(root) / "weights" / "vgg16_features.pth"
+        if not path.exists():
+            raise DataError(f"VGG16's weights are not in {root}: expected weights/vgg16_features.pth")
+        stored = torch.load(path, weights_only=True)
+        own = {name.removeprefix("features."): value for name, value in stored.items()}
+        self.features.load_state_dict(own)
+        return self
+
+
+def _stack(sizes: list[int]) -> Iterator[nn.Module]:
+    """Linear layers of these sizes with ReLUs between them."""
+    for i, (before, after) in enumerate(pairwise(sizes)):
+        if i:
+            yield nn.ReLU()
+        yield nn.Linear(before, after)
+
+
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        sizes = [inputs, *[width] * (depth - 1), classes]
-        layers: list[nn.Module] = []
-        for i, (before, after) in enumerate(pairwise(sizes)):
-            layers.append(nn.Linear(before, after))
-            if i < depth - 1:
-                layers.append(nn.ReLU())
-    return nn.Sequential(*layers)
+        yield
