@@ -25,6 +25,7 @@ from torch import Tensor
 
 from spear.directions import Directions, Watch, unit
 from spear.errors import InvalidOption
+from spear.estimation import estimate
 from spear.factors import UNDECIDED, Factors, Side
 from spear.guesses import peel, seek
 from spear.patterns import (
@@ -46,6 +47,9 @@ _BLOCKS = 512  # b x b inverses at a time when sampling
 _SWAPPED = 1 << 21
 _CLUSTERS = 16  # guesses at a shared pattern
 _EXCESS = 3  # rows beyond the rank, which no accident explains
+# Above this noise, relative to the gradient's entries, zeros are no longer told from small entries one
+# by one (kernels round to them up to 1e-2 on real batches).
+_LOUD = 5e-3
 _FEW = 4  # missing samples up to which single rows are tried first
 
 
@@ -79,7 +83,17 @@ class CascadeFinder:
     def search(
         self, factors: Factors, *, generator: torch.Generator, watch: Watch
     ) -> Iterator[Directions]:
-        if factors.noisy or factors.view.relu == "before":
+        if factors.relative_noise > _LOUD and factors.view.relu != "before":
+            yield from estimate(
+                factors,
+                starts=self.starts,
+                steps=self.steps,
+                patience=self.patience,
+                generator=generator,
+                watch=watch,
+            )
+            return
+        if factors.view.relu == "before":
             yield from SamplingFinder().search(factors, generator=generator, watch=watch)
             return
         side, whole, b = factors.outputs, both_halves(factors), factors.b

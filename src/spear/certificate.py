@@ -70,9 +70,16 @@ def certify(
     precise = error <= _EXACT * size
     certified, doubts = pattern_holds(factors, selection)
     replayed: Replayed | str = "no model was given"
-    if model is not None:
+    if model is not None and not bool(precise.any()):
+        replayed = "no sample is precise enough to be recomputed"
+    elif model is not None:
         replayed = Replay.attempt(
-            factors, selection, model, loss, relative_error=error / size, generator=generator
+            factors,
+            selection,
+            model,
+            loss,
+            relative_error=error / size,
+            use=lambda replay: replay.run(generator),
         )
     labels, proof, remark = None, Proof.PATTERN, ""
     if isinstance(replayed, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,6 +17,7 @@ from spear.errors import InvalidOption, InvalidUpdate, NotExact
 from spear.factors import Factors, factorise
 from spear.patterns import approximate_inputs
 from spear.replay import Loss
+from spear.rescaling import rescale
 from spear.sampling import SamplingFinder
 from spear.selection import Selection, select
 from spear.update import LayerUpdate
@@ -133,9 +135,27 @@ def invert(
     watch.report("judge", batch_size=factors.b)
     with watch.stage("certify"):
         certificate = certify(factors, best, model=model, loss=loss, generator=generator)
+    if model is not None and not bool(certificate.precise.any()):
+        with watch.stage("rescale"):
+            best, certificate = _rescaled(factors, best, certificate, model, loss)
     with watch.stage("reconstruct"):
         inputs = factors.reconstruct(best.C)
     return _finish(_conclude(factors, best, certificate, inputs, watch.stats, ended), throw)
+
+
+def _rescaled(
+    factors: Factors,
+    selection: Selection,
+    certificate: Certificate,
+    model: nn.Module,
+    loss: Loss | None,
+) -> tuple[Selection, Certificate]:
+    """Noisy samples with the scale, and the labels, that the model gives them."""
+    rescaled = rescale(factors, selection, model, loss)
+    if isinstance(rescaled, str):
+        return selection, certificate
+    judged = dataclasses.replace(certificate, labels=rescaled.labels, remark=rescaled.remark)
+    return rescaled.selection, judged
 
 
 def _checked(view: LayerUpdate, finder: str | Finder, max_seconds: float | None) -> Finder:

@@ -6,6 +6,7 @@ connections are seen as they are. A model that cannot be traced is read in regis
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,6 +80,43 @@ def network_after(model: nn.Module, layer: str) -> nn.Module | str:
     behind.graph.eliminate_dead_code()
     behind.recompile()
     return behind
+
+
+class SoftRelu(nn.Module):
+    """A ReLU whose step is as wide as its input is uncertain, so that gradients follow it smoothly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width: torch.Tensor | None = None  # broadcasts with the input; None is a hard ReLU
+        self.seen: torch.Tensor | None = None
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        if self.width is None:
+            self.seen = z.detach()
+            return torch.relu(z)
+        # The logistic function with this slope is the normal distribution's, to 0.01.
+        width = self.width / 1.7
+        return nn.functional.softplus(z / width) * width
+
+
+def soften(network: nn.Module) -> tuple[nn.Module, list[SoftRelu]]:
+    """A copy of a network from `network_after` with its ReLUs made soft, and these ReLUs in order."""
+    assert isinstance(network, fx.GraphModule)
+    soft = copy.deepcopy(network)
+    modules = dict(soft.named_modules())
+    relus: list[SoftRelu] = []
+    for node in list(soft.graph.nodes):
+        if not _is_relu(node, modules):
+            continue
+        name = f"soft_relu_{len(relus)}"
+        relus.append(SoftRelu())
+        soft.add_submodule(name, relus[-1])
+        with soft.graph.inserting_after(node):
+            stand_in = soft.graph.call_module(name, (node.all_input_nodes[0],))
+        node.replace_all_uses_with(stand_in)
+        soft.graph.erase_node(node)
+    soft.recompile()
+    return soft, relus
 
 
 def _trace(model: nn.Module) -> fx.GraphModule | str:

@@ -169,7 +169,9 @@ def read_samples(halves: Halves, q: Tensor, off: Tensor) -> tuple[Tensor, Tensor
     return _separate(halves, q, off, null, dual[:, :, None])
 
 
-def trusted(whole: Halves, q: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
+def trusted(
+    whole: Halves, q: Tensor, off: Tensor, agrees: float = AGREES
+) -> tuple[Tensor, Tensor]:
     """Both halves (k, b) of those directions whose pattern some input explains.
 
     A mix of samples has zeros as well, but no c whose signs agree with them.
@@ -180,18 +182,18 @@ def trusted(whole: Halves, q: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
         q, off = q[chosen], off[chosen]
     c, share = read_samples(whole, q, off)
     for _ in range(_DROPPED):
-        if bool((share >= AGREES).all()):
+        if bool((share >= agrees).all()):
             return q, c
         # One mix spoils the reading of all it holds. It is the one without which the others fit.
         suspects = off.sum(1).argsort()[:_SUSPECTS].tolist()
         others = [[j for j in range(len(q)) if j != i] for i in suspects]
-        fits = [int((read_samples(whole, q[o], off[o])[1] >= AGREES).sum()) for o in others]
+        fits = [int((read_samples(whole, q[o], off[o])[1] >= agrees).sum()) for o in others]
         best = max(range(len(fits)), key=fits.__getitem__, default=0)
-        if not fits or fits[best] <= int((share >= AGREES).sum()):
+        if not fits or fits[best] <= int((share >= agrees).sum()):
             break
         q, off = q[others[best]], off[others[best]]
         c, share = read_samples(whole, q, off)
-    sound = share >= AGREES
+    sound = share >= agrees
     if not bool(sound.all()):
         q = q[sound]
         c, _ = read_samples(whole, q, off[sound])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from spear.layers import network_after
 from spear.selection import Selection
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+T = TypeVar("T")
 
 # A replay agrees to a few roundings of the client's arithmetic (4 to 7 on real batches through six
 # layers), counted against the loss's gradient, a difference of numbers of size one. It may never be
@@ -117,16 +119,16 @@ class Replay:
         loss: Loss | None,
         *,
         relative_error: Tensor,
-        generator: torch.Generator | None,
-    ) -> Replayed | str:
-        """Replay if it can be done; otherwise one line on why not.
+        use: Callable[[Replay], T],
+    ) -> T | str:
+        """What `use` makes of the replay, if it can be done; otherwise one line on why not.
 
         The user's model and loss run here, and may raise anything: then there is no replay.
         """
         with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
             try:
                 replay = Replay.prepare(factors, selection, model, loss, relative_error)
-                return replay if isinstance(replay, str) else replay.run(generator)
+                return replay if isinstance(replay, str) else use(replay)
             except Exception as error:
                 lines = str(error).strip().splitlines() or [""]
                 return (
@@ -153,7 +155,7 @@ class Replay:
 
     def match_labels(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
         """The label of each sample, whether its gradient is the recovered one, and their ratio."""
-        labels, residual = self._nearest_labels(self.Z)
+        labels, residual = self.nearest_labels(self.Z)
         for i in (residual > self.tolerance(labels)).nonzero().flatten().tolist():
             self.Z[i], residual[i] = self._across_thresholds(i, labels[i], residual[i])
         recovered = self.Z.clone()
@@ -164,7 +166,7 @@ class Replay:
             size = self.relative_error[open_, None] * _REACH**growth * recovered.abs().mean()
             step = torch.randn(len(size), self.Z.shape[1], generator=generator).to(self.Z)
             neighbours = recovered[open_] + size * step
-            tried, distance = self._nearest_labels(neighbours, self.D[open_])
+            tried, distance = self.nearest_labels(neighbours, self.D[open_])
             better = distance < residual[open_]
             labels[open_] = torch.where(better, tried, labels[open_])
             residual[open_] = torch.minimum(distance, residual[open_])
@@ -226,7 +228,7 @@ class Replay:
         tolerance: Tensor = self.rounding * (1 + 1 / size) + self.own
         return tolerance.clamp_max(_REPLAY_LIMIT)
 
-    def _nearest_labels(self, Z: Tensor, D: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def nearest_labels(self, Z: Tensor, D: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """For rows of Z (k, m): the label whose gradient points along D, and how far off it is.
 
         The likeliest label is tried first; where its gradient is not the recovered one, all are.
@@ -268,26 +270,34 @@ class Replay:
     def _distance(self, Z: Tensor, D: Tensor, labels: Tensor) -> Tensor:
         """How far D is from the gradient of each label (k, l), up to one positive factor."""
         k, count = labels.shape
-        s = self._gradient(Z.repeat_interleave(count, 0), labels.flatten()).view(k, count, -1)
+        s = self.gradient(Z.repeat_interleave(count, 0), labels.flatten()).view(k, count, -1)
         along = (s * D[:, None]).sum(-1).clamp_min(0) / s.square().sum(-1)
         distance: Tensor = (D[:, None] - along[..., None] * s).norm(dim=-1)
         relative: Tensor = distance / D.norm(dim=-1)[:, None]
         return relative.nan_to_num(torch.inf)
 
-    def _gradient(self, Z: Tensor, targets: Tensor) -> Tensor:
+    def gradient(self, Z: Tensor, targets: Tensor) -> Tensor:
         """dL/dz of each row on its own (the loss is a sum or mean over rows)."""
         with torch.enable_grad():
             leaf = Z.detach().requires_grad_()
-            total = self.loss(self.network(leaf), targets).sum()
+            total = self.total(self.network, leaf, targets)
             (gradient,) = torch.autograd.grad(total, leaf)
         return gradient
 
+    def total(self, network: nn.Module, Z: Tensor, targets: Tensor) -> Tensor:
+        """The loss of a network like this one, a sum or mean over the rows of Z."""
+        value: Tensor = self.loss(network(Z), targets).sum()
+        return value
+
     def _factors(self, labels: Tensor) -> Tensor:
         """What each sample's gradient was multiplied with: 1/b for a mean, or its clipping."""
-        s = torch.cat(
-            [self._gradient(z[None], y[None]) for z, y in zip(self.Z, labels, strict=True)]
-        )
+        s = self.single_gradients(self.Z, labels)
         return (s * self.D).sum(1) / s.square().sum(1)  # (b,)
+
+    def single_gradients(self, Z: Tensor, labels: Tensor) -> Tensor:
+        """dL/dz (b, m) of every sample in a batch of its own, so that a mean divides by one."""
+        rows = zip(Z, labels, strict=True)
+        return torch.cat([self.gradient(z[None], y[None]) for z, y in rows])
 
     def compare_update(self, labels: Tensor, factor: Tensor) -> tuple[str, ...]:
         """Compute the update behind the layer again; name the parameters that disagree.

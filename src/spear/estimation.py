@@ -1,0 +1,184 @@
+"""Samples under noise: patterns as probabilities, directions as least squares on the pattern.
+
+Under noise no entry of dL/dZ is zero, so that kernels of few rows, and rounding to them, lead nowhere.
+But the search for both halves (guesses.py) hardly notices noise: it weighs all rows. What it finds is
+brought to the precision the noise allows by going back and forth between
+
+    the pattern:    how likely each row is off, from the size of U q and from the sign of H c, and
+    the direction:  the unit vector that the rows which are likely off annihilate best.
+
+With the true pattern this is as good as knowing dL/dZ itself, up to the scale (rescaling.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spear.directions import Directions, Watch, unit
+from spear.factors import Factors
+from spear.guesses import distinct, peel, seek
+from spear.patterns import Balanced, Halves, Signs, agreement, balance, both_halves, trusted, without
+
+# A guess is off by more than the noise; zeros are first looked for at this share of a typical entry.
+_TEMPER = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
+_SIGN_ODDS = 2.0  # log odds per typical preactivation, as long as z is itself only a guess
+_RIDGE = 0.5  # of the signs: between a guess (1.5) and an exact pattern (0.1)
+# Share of rows whose sign some input explains: 0.89 and more for samples at the noisiest setting of
+# the paper, 0.73 and less for mixes.
+_AGREES = 0.85
+_FEW = 4  # missing samples up to which single rows are tried first
+_SWEEPS = 12  # of the joint refinement; patterns settle in three to six
+_ONE = 0.98  # |cos| above which two refined directions are one
+
+
+@dataclass(frozen=True, eq=False)
+class Quiet:
+    """L in coordinates in which noise is one in every entry of L p, p of unit length."""
+
+    basis: Tensor  # (rows, b)
+    scales: Tensor  # (b,): q of the whitened problem = scales * p
+
+    @staticmethod
+    def of(factors: Factors) -> Quiet:
+        """Noise over n inputs raises singular values, s~^2 = s^2 + n noise^2; U_j carries noise s~/s^2."""
+        raised, noise = factors.singular_values, factors.noise
+        signal = raised.square() - factors.view.inputs * noise**2
+        scales = signal.clamp_min(1e-3 * raised.square()) / (noise * raised)
+        return Quiet(factors.left[factors.live_rows] * scales, scales)
+
+    def vector(self, q: Tensor) -> Tensor:
+        """p (b, k), of unit length, of whitened directions q (b, k)."""
+        return unit(q / self.scales[:, None], 0)
+
+    def white(self, p: Tensor) -> Tensor:
+        """Whitened directions q (k, b), of unit length, of p (b, k)."""
+        return unit((p * self.scales[:, None]).T)
+
+    def annihilated(self, off: Tensor) -> Tensor:
+        """The p (b, k) that rows annihilate best, each weighed by its chance of being off (rows, k)."""
+        b = self.basis.shape[1]
+        outer = (self.basis[:, :, None] * self.basis[:, None, :]).flatten(1)  # (rows, b b)
+        return torch.linalg.eigh((off.T @ outer).view(-1, b, b)).eigenvectors[:, :, 0].T
+
+
+def estimate(
+    factors: Factors,
+    *,
+    starts: int,
+    steps: int,
+    patience: int,
+    generator: torch.Generator,
+    watch: Watch,
+) -> Iterator[Directions]:
+    """Rounds of search, polish and deflation as in the cascade; then all samples together."""
+    whole, quiet = both_halves(factors), Quiet.of(factors)
+    b = factors.b
+    p, off = whole.U.new_zeros(b, 0), whole.U.new_zeros(len(whole.U), 0)
+    missing, idle = whole, 0
+    while missing.missing and idle < patience and not watch.expired:
+        residual = balance(missing)
+        watch.count("rounds")
+        by_rows = (idle + (residual.missing <= _FEW)) % 2 == 1
+        with watch.stage("seek"):
+            count = max(128, starts * residual.missing) << min(idle // 2, 3)
+            guesses = peel(residual) if by_rows else seek(residual, count, steps, generator)
+            watch.count("starts", 0 if by_rows else count)
+        with watch.stage("polish"):
+            new_p, new_off = polish(quiet, residual, *guesses, by_sign=by_rows)
+        p, off = _independent(torch.cat([p, new_p], 1), torch.cat([off, new_off], 1))
+        with watch.stage("read"):
+            q, c = trusted(whole, quiet.white(p), off.T > 0.5, agrees=_AGREES)
+            before, missing = missing.missing, without(whole, q, c)
+        kept = (quiet.vector(q.T).T @ p).abs().argmax(1)  # without mixes, which fit no longer
+        p, off = p[:, kept], off[:, kept]
+        idle = 0 if missing.missing < before else idle + 1
+        watch.report("search", found=b - missing.missing, batch_size=b)
+    if missing.missing == 0:
+        with watch.stage("refine"):
+            p, off = refine(factors, whole, quiet, p)
+    else:
+        watch.remark(
+            f"under this noise {b - missing.missing} of {b} samples show; {watch.count('starts', 0):,} "
+            "starts gave no other"
+        )
+    yield _directions(factors, quiet, p, off)
+
+
+def polish(
+    quiet: Quiet, residual: Balanced, q: Tensor, score: Tensor, *, by_sign: bool
+) -> tuple[Tensor, Tensor]:
+    """Guesses (r, k) with their scores (rows, k), each on its own: p (b, l), and off (rows, l).
+
+    Only those that some input explains are kept. `by_sign`: the score is a preactivation, and better
+    than q, as it is with few samples missing: their c are orthogonal to every q found.
+    """
+    if not q.shape[1]:
+        return quiet.basis.new_zeros(len(quiet.scales), 0), quiet.basis[:, :0]
+    signs = Signs(residual, torch.float64, ridge=_RIDGE)
+    z = score if by_sign else score - score.mean(0)
+    p = quiet.vector(residual.q_basis @ q)
+    if by_sign:
+        p = quiet.annihilated(torch.sigmoid(-2 * _SIGN_ODDS * z))
+    off = torch.zeros_like(score)
+    for temper in _TEMPER:
+        off = torch.sigmoid(_odds_by_size(quiet.basis @ p, temper) - _SIGN_ODDS * z)
+        p = quiet.annihilated(off)
+        on = 1 - torch.sigmoid(_odds_by_size(quiet.basis @ p, temper))
+        z = signs.read(residual.c_basis.T @ quiet.white(p).T, on)
+    here = unit((residual.c_basis.T @ quiet.white(p).T).T)
+    fits = agreement(residual, here, off.T > 0.5)
+    kept = distinct(p, torch.where(fits >= _AGREES, fits, -1.0), p.shape[1])
+    kept = kept[fits[kept] >= _AGREES]
+    return p[:, kept], off[:, kept]
+
+
+def refine(factors: Factors, whole: Halves, quiet: Quiet, p: Tensor) -> tuple[Tensor, Tensor]:
+    """All samples together: with b directions, c = Q^-1 gives every preactivation and its error."""
+    weight = factors.view.weight.detach()[factors.live_rows.to(factors.view.weight.device)]
+    lengths = torch.linalg.vector_norm(weight, dim=1).to(p)  # (rows,)
+    off = torch.zeros_like(quiet.basis)
+    for _ in range(_SWEEPS):
+        values = quiet.basis @ p
+        by_size = _odds_by_size(values)
+        c = torch.linalg.inv(quiet.white(p)).T  # (b, b): row i belongs to sample i
+        z = whole.H @ c.T  # (rows, b), up to sign and scale
+        z = z * torch.sign((z * torch.tanh(-by_size)).sum(0))  # on where values are large
+        error = factors.noise * lengths[:, None] * c.norm(dim=1)
+        by_sign = torch.special.log_ndtr(-z / error) - torch.special.log_ndtr(z / error)
+        before, off = off, torch.sigmoid(by_size + by_sign.clamp(-10, 10))
+        refined = quiet.annihilated(off)
+        if bool(((refined.T @ refined).abs().fill_diagonal_(0) > _ONE).any()):
+            break  # two have run together: the last sweep that told them apart stands
+        p = refined
+        if torch.equal(before > 0.5, off > 0.5):
+            break
+    return p, off
+
+
+def _odds_by_size(values: Tensor, temper: float = 0.0) -> Tensor:
+    """Log odds (rows, k) that an entry is noise of size one, not noise on top of a gradient.
+
+    With a temper, the noise is taken to be at least this share of a typical gradient.
+    """
+    typical = (2 * values.square().mean(0) - 1).clamp_min(1.0)  # half of the rows are on
+    noise = (temper**2 * typical).clamp_min(1.0)
+    share = typical / (typical + noise)
+    return torch.log1p(typical / noise) / 2 - values.square() / noise * share / 2
+
+
+def _independent(p: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
+    """Those (b, l) that are not nearly one with an earlier one."""
+    overlap = (p.T @ p).abs().triu(1)
+    new = (overlap <= _ONE).all(0)
+    return p[:, new], off[:, new]
+
+
+def _directions(factors: Factors, quiet: Quiet, p: Tensor, off: Tensor) -> Directions:
+    side = factors.outputs
+    vectors = unit(quiet.white(p).T / side.scales[:, None], 0)
+    firm = torch.full((p.shape[1],), 2, dtype=torch.int64, device=p.device)
+    return Directions(side, vectors, off > 0.5, firm)

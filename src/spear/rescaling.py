@@ -1,0 +1,197 @@
+"""The scale of noisy samples, and their labels, from the network behind the layer.
+
+Under noise a direction is well known: hundreds of rows fix it. Its scale hangs on the bias gradient
+alone, one number with the noise of one pixel, and that doubles the error of every recovered input. But
+with the model at hand the length of a sample's gradient can be computed: it is |dL/dz| at the recovered z,
+times what the batch was divided by, times what clipping left of it.
+
+dL/dz jumps wherever a hidden neuron changes sides, and z is uncertain. So z is first moved, within
+its error, to where the network's gradient points along the recovered one, through ReLUs that are as soft
+as their inputs are uncertain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from spear.factors import Factors
+from spear.layers import SoftRelu, soften
+from spear.replay import Loss, Replay
+from spear.selection import Selection
+
+_SOFTNESS = (1.0, 0.3, 0.1)  # of the ReLUs, in units of their inputs' error, from coarse to fine
+_STEPS = 20  # of Adam at each softness; twice as many gain little
+_RATE = 0.1  # of Adam, in units of z's error
+_PRIOR = 0.01  # weight of |step|^2 in units of z's error, against 1 - cos
+_DRAWS = 8  # of noise, to see how uncertain every hidden neuron is
+# |cos| between the network's gradient and the recovered one: 0.95 and more with the right label at the
+# paper's noisiest setting, 0.83 and less with a wrong one.
+_AGREES = 0.9
+_SLACK = 0.02  # how well a computed length is known
+_FITS = 2.5  # mean squared deviation up to which weights follow a rule
+_EVIDENCE = 4.0  # squared deviations by which clipping must explain more than a mean: 2 standard errors
+_LEVELS = 512  # of clipping that are tried, between the smallest and the largest norm
+
+
+@dataclass(frozen=True, eq=False)
+class Rescaled:
+    """A selection whose samples have the length that the network gives them."""
+
+    selection: Selection
+    labels: Tensor  # (b,) int64, -1 where no label's gradient points along the recovered one
+    remark: str
+
+
+def rescale(
+    factors: Factors, selection: Selection, model: nn.Module, loss: Loss | None
+) -> Rescaled | str:
+    """Replace the scale that the bias gradient gives by the network's; or one line on why not."""
+    return Replay.attempt(
+        factors,
+        selection,
+        model,
+        loss,
+        relative_error=torch.zeros_like(selection.C[:, 0]),
+        use=lambda replay: _Rescaling(factors, selection, replay).run(),
+    )
+
+
+class _Rescaling:
+    def __init__(self, factors: Factors, selection: Selection, replay: Replay) -> None:
+        self.factors, self.selection, self.replay = factors, selection, replay
+        self.D = replay.D  # (b, m), scaled by the bias gradient
+        # Noise of one input, and so of the scale: the bias gradient is one more input, of value 1.
+        self.error = factors.noise * (selection.C / factors.singular_values).norm(dim=1)  # (b,)
+        self.Wx = replay.Z - replay.bias  # (b, m)
+        self.off = torch.ones(self.D.T.shape, dtype=torch.bool, device=self.D.device)
+        self.off[factors.live_rows] = selection.directions.zeros
+
+    def run(self) -> Rescaled:
+        b = len(self.D)
+        labels, _ = self.replay.nearest_labels(self._sided(self.Wx + self.replay.bias))
+        z, scale, cos = self._moved(labels)
+        found = cos >= _AGREES
+        length = self.replay.single_gradients(z, labels).norm(dim=1)
+        # What each sample's gradient was multiplied with, with the error of its scale.
+        ratio = scale * self.D.norm(dim=1) / length
+        weight, remark = self._weights(ratio, labels, found, scale, z)
+        scale = torch.where(found, scale * weight / ratio, 1.0)
+        if not bool(found.all()):
+            lost = b - int(found.sum())
+            words = f"the scale of {lost} of {b} samples is that of the bias gradient, and rough"
+            remark = "; ".join(filter(None, [remark, words]))
+        chosen = self.selection
+        rescaled = dataclasses.replace(chosen, Q=chosen.Q * scale, C=chosen.C / scale[:, None])
+        return Rescaled(rescaled, torch.where(found, labels, -1), remark)
+
+    def _sided(self, z: Tensor) -> Tensor:
+        """Preactivations (b, m), on the side of zero that the pattern says."""
+        return torch.where(self.off.T, -z.abs(), z.abs())
+
+    def _moved(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z (b, m) and scale (b,), moved within their error, and how well the gradient agrees, cos (b,).
+
+        The scale counts: it moves z against the biases of all layers.
+        """
+        lengths = torch.linalg.vector_norm(self.factors.view.weight.detach(), dim=1).to(self.Wx)
+        z_error, scale_error = self.error[:, None] * lengths, self.error[:, None]  # (b, m), (b, 1)
+        network, relus = soften(self.replay.network)
+        step = torch.zeros_like(self.Wx).requires_grad_()
+        stretch = torch.zeros_like(scale_error).requires_grad_()
+
+        def there() -> Tensor:
+            inputs = self.Wx * (scale_error * stretch).exp() + z_error * step
+            return self._sided(inputs + self.replay.bias)
+
+        spread = (z_error.square() + (self.Wx * scale_error).square()).sqrt()
+        widths = _widths(network, relus, there().detach(), spread)
+        target = self.D / self.D.norm(dim=1, keepdim=True)
+        optimiser = torch.optim.Adam([step, stretch], lr=_RATE)
+        for softness in _SOFTNESS:
+            for relu, width in zip(relus, widths, strict=True):
+                relu.width = softness * width
+            for _ in range(_STEPS):
+                z = there()
+                value = self.replay.total(network, z, labels)
+                (slope,) = torch.autograd.grad(value, z, create_graph=True)
+                cos = (slope * target).sum(1) / slope.norm(dim=1)
+                unlikely = (step.square().sum(1) + stretch.square().sum(1)) / step.shape[1]
+                away = (1 - cos + _PRIOR * unlikely).sum()
+                step.grad, stretch.grad = torch.autograd.grad(away, [step, stretch])
+                optimiser.step()
+        z, scale = there().detach(), (-scale_error * stretch).exp().detach().squeeze(1)
+        slope = self.replay.gradient(z, labels)
+        return z, scale, (slope * target).sum(1) / slope.norm(dim=1)
+
+    def _weights(
+        self, ratio: Tensor, labels: Tensor, found: Tensor, scale: Tensor, z: Tensor
+    ) -> tuple[Tensor, str]:
+        """What the samples' gradients were multiplied with (b,): one number, or clipped at a norm.
+
+        The ratios show it with the error of the bias gradient's scale; a rule with one or two numbers
+        that explains them all is far more precise.
+        """
+        if not bool(found.any()):
+            return ratio, "no label's gradient points along a recovered one, so scales are rough"
+        trust = torch.where(found, 1 / (self.error.square() + _SLACK**2), 0.0)
+        rules = [torch.zeros_like(ratio)]
+        if self.factors.view.reads_data:  # else layers before this one count for the norm
+            rules += _clipping(self._norms(labels, scale, z))
+        fits = [_common(ratio.log() - rule, trust) for rule in rules]
+        best = min(range(len(rules)), key=lambda i: fits[i][0])
+        if fits[0][0] <= fits[best][0] + _EVIDENCE:
+            best = 0
+        misfit, common = fits[best]
+        if misfit > _FITS * int(found.sum()):
+            return ratio, (
+                "the weights of the samples follow no rule that is known (not a mean, not clipping "
+                "by norm), so scales are those of the bias gradient, and rough"
+            )
+        remark = "the weights of the samples are those of clipping by their norm" if best else ""
+        return (rules[best] + common).exp(), remark
+
+    def _norms(self, labels: Tensor, scale: Tensor, z: Tensor) -> Tensor:
+        """The norm (b,) of each sample's gradient over all parameters, as clipping takes it."""
+        d = self.replay.single_gradients(z, labels).square().sum(1)
+        noise = (self.error / scale).square() * self.factors.view.inputs
+        x = ((self.selection.C / scale[:, None]).square().sum(1) - noise).clamp_min(0)
+        parameters = list(self.replay.network.parameters())
+        behind = []
+        for z_i, label in zip(z, labels, strict=True):
+            value = self.replay.total(self.replay.network, z_i[None], label[None])
+            slopes = torch.autograd.grad(value, parameters, materialize_grads=True)
+            behind.append(sum(float(slope.square().sum()) for slope in slopes))
+        return (d * (x + 1) + torch.tensor(behind).to(d)).sqrt()
+
+
+def _widths(network: nn.Module, relus: list[SoftRelu], z: Tensor, error: Tensor) -> list[Tensor]:
+    """How uncertain the inputs of each ReLU are, a number per sample (b, 1, ...)."""
+    generator = torch.Generator().manual_seed(0)
+    variances = [torch.zeros(()).to(z) for _ in relus]
+    with torch.no_grad():
+        network(z)
+        there = [relu.seen for relu in relus]
+        for _ in range(_DRAWS):
+            network(z + error * torch.randn(z.shape, generator=generator).to(z))
+            for i, relu in enumerate(relus):
+                distance = (relu.seen - there[i]).square()
+                mean = distance.mean(tuple(range(1, distance.ndim)), keepdim=True)
+                variances[i] = variances[i] + mean / _DRAWS
+    return [v.sqrt().clamp_min(torch.finfo(z.dtype).tiny) for v in variances]
+
+
+def _common(logs: Tensor, trust: Tensor) -> tuple[float, Tensor]:
+    """How badly one number explains the logs (b,), in squared deviations, and that number."""
+    mean = (trust * logs).sum() / trust.sum()
+    return float((trust * (logs - mean).square()).sum()), mean
+
+
+def _clipping(norms: Tensor) -> list[Tensor]:
+    """The logs of min(1, C / norm) for every C worth telling apart."""
+    logs = norms.log()
+    levels = torch.linspace(float(logs.min()), float(logs.max()), _LEVELS).to(logs)
+    return [(level - logs).clamp_max(0.0) for level in levels]
