@@ -87,6 +87,16 @@ class Column:
         index = inputs.argmax(1).double()
         return index.where(inputs.isfinite().all(1), torch.nan)
 
+    def names(self, indices: Tensor) -> list[str]:
+        """The categories of these indices (k,)."""
+        known = [None if math.isnan(index) else int(index) for index in indices.tolist()]
+        return [NO_VALUE if index is None else self.categories[index] for index in known]
+
+    def rounded(self, numbers: Tensor) -> list[str]:
+        """Numbers (k,) as text, to a thousandth of the standard deviation, integers at least."""
+        decimals = max(0, 3 - math.floor(math.log10(self.std)))
+        return [f"{round(number, decimals) + 0.0:.12g}" for number in numbers.tolist()]
+
 
 @dataclass(frozen=True, eq=False)
 class TabularData:
@@ -168,15 +178,16 @@ class TabularData:
         """Inputs (k, n) to the entries of each column, by its name."""
         values = self.to_values(inputs)  # (k, columns)
         return {
-            column.name: _names(column, entries) if column.discrete else entries.tolist()
+            column.name: column.names(entries) if column.discrete else entries.tolist()
             for column, entries in zip(self.columns, values.T, strict=True)
         }
 
     def table(self, inputs: Tensor, labels: Tensor | None = None) -> str:
-        """Inputs (k, n) as lines of text under the names of the columns."""
+        """Inputs (k, n) as lines of text; numbers to a thousandth of their standard deviation."""
+        values = self.to_values(inputs)  # (k, columns)
         shown = {
-            name: [entry if isinstance(entry, str) else f"{entry:.6g}" for entry in entries]
-            for name, entries in self.decode(inputs).items()
+            column.name: column.names(entries) if column.discrete else column.rounded(entries)
+            for column, entries in zip(self.columns, values.T, strict=True)
         }
         if labels is not None:
             known = [0 <= label < self.classes for label in labels.tolist()]
@@ -191,10 +202,3 @@ class TabularData:
             "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
         )
-
-
-def _names(column: Column, indices: Tensor) -> list[str]:
-    return [
-        NO_VALUE if math.isnan(index) else column.categories[int(index)]
-        for index in indices.tolist()
-    ]

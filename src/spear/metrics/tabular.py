@@ -27,10 +27,15 @@ class TabularScore:
     error: Tensor  # (p, c) absolute error of a number, in its column's own unit
 
     @property
+    def exact_rows(self) -> Tensor:
+        """(p,) bool: every category right, every number within 1e-3 standard deviations."""
+        return self.right.all(1) & (self._deviations <= EXACT).all(1)
+
+    @property
     def exact(self) -> bool:
-        """Every row there, every category right, every number within 1e-3 standard deviations."""
+        """Every row is there and exact."""
         complete = self.pairs.missing == 0 and self.pairs.surplus == 0 and len(self.pairs) > 0
-        return complete and bool(self.right.all()) and bool((self._deviations <= EXACT).all())
+        return complete and bool(self.exact_rows.all())
 
     @property
     def discrete_accuracy(self) -> Average:
