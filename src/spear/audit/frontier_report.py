@@ -7,10 +7,9 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from scipy.stats import binomtest
-
 from spear.audit.frontier import NAMES, Row, Setting
 from spear.errors import DataError, MissingExtra
+from spear.metrics import Rate
 
 STAGES = ["factorise", "seek", "settle", "round", "vouch", "read", "sample", "select", "certify"]
 # Where the paper reports 99 % and more exact batches, on a GPU: (m, b).
@@ -57,13 +56,12 @@ def _summary(setting: Setting, group: list[Row]) -> Summary:
     own = sum(mine[row["seed"]]["seconds"] for row in others)
     extra = [row["extra_bytes"] for row in rows if row["extra_bytes"] is not None]
     gaps = [row["oracle"] - row["psnr"] for row in exact if row.get("oracle") is not None]
-    test = binomtest(len(exact), len(rows)).proportion_ci(method="exact")
     return Summary(
         setting=setting,
         finder="cascade",
         batches=len(rows),
         exact=len(exact),
-        interval=(float(test.low), float(test.high)),
+        interval=Rate(len(exact), len(rows)).interval(),
         median=statistics.median(seconds),
         p90=seconds[min(len(seconds) - 1, int(0.9 * len(seconds)))],
         stages={

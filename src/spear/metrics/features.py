@@ -1,0 +1,61 @@
+"""Recovered features against the true ones, by the angle between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from spear.metrics.assignment import as_rows, comparable, least_cost
+from spear.metrics.pixels import check_pairs
+from spear.metrics.summaries import Average
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureScore:
+    """Cosine similarities of recovered features, each with the true ones assigned to it."""
+
+    cosine: Tensor  # (p,) in the order of the recovered samples; NaN where one of the two is zero
+    truth: Tensor  # (p,) int64
+    missing: int
+    surplus: int
+
+    @property
+    def average(self) -> Average:
+        return Average.of(self.cosine, self.missing)
+
+
+def cosine(recovered: Tensor, truth: Tensor) -> Tensor:
+    """Cosine similarity of each pair (k, ...), (k, ...) to (k,), float64. NaN for a zero vector.
+
+    >>> import torch
+    >>> cosine(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([[3.0, 0.0], [1.0, 1.0]])).tolist()
+    [1.0, nan]
+    """
+    check_pairs(recovered, truth)
+    return (_unit(as_rows(recovered)) * _unit(as_rows(truth))).sum(1)
+
+
+def score_features(recovered: Tensor, truth: Tensor) -> FeatureScore:
+    """Assign recovered features (k, ...) to true ones (b, ...) by the greatest total cosine.
+
+    The length does not count, the sign does. Neither argument is changed or reordered.
+
+    >>> import torch
+    >>> x = torch.eye(3)
+    >>> print(score_features(5 * x[[1, 0]], x).average)
+    1 over 2 of 3 samples
+    """
+    found, true = comparable(recovered, truth)
+    cosines = _unit(found) @ _unit(true).T  # (k, b)
+    # A true zero has no direction: no recovered sample is closer to it than another.
+    pairs = least_cost(-cosines.where(true.any(1), 0.0))
+    return FeatureScore(
+        cosine(found[pairs.found], true[pairs.truth]), pairs.truth, pairs.missing, pairs.surplus
+    )
+
+
+def _unit(rows: Tensor) -> Tensor:
+    largest = rows.abs().amax(1, keepdim=True)  # first: the squares of tiny entries would vanish
+    scaled = rows / largest
+    return scaled / scaled.square().sum(1, keepdim=True).sqrt()

@@ -1,0 +1,86 @@
+"""Every score of a batch of images at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from spear.errors import InvalidOption
+from spear.metrics.assignment import Assignment, assign
+from spear.metrics.lpips import Lpips, NotMeasured, unfit
+from spear.metrics.pixels import EXACT_DB, mae, mse, psnr
+from spear.metrics.ssim import WINDOW, ssim
+from spear.metrics.summaries import Average
+
+
+@dataclass(frozen=True, eq=False)
+class ImageScore:
+    """Recovered images against the true ones, pair by pair; None with a note where not measured."""
+
+    pairs: Assignment
+    psnr: Tensor  # (p,) dB
+    mse: Tensor  # (p,)
+    mae: Tensor  # (p,)
+    ssim: Tensor | None  # (p,)
+    lpips: Tensor | None  # (p,)
+    notes: Mapping[str, NotMeasured]  # why a score is None, by its name
+
+    @property
+    def exact(self) -> bool:
+        complete = self.pairs.missing == 0 and self.pairs.surplus == 0 and len(self.pairs) > 0
+        return complete and bool((self.psnr >= EXACT_DB).all())
+
+    @property
+    def averages(self) -> dict[str, Average | NotMeasured]:
+        """The mean of each score over the pairs, which says how many samples it is of."""
+        scores = {name: getattr(self, name) for name in ("psnr", "ssim", "mse", "mae", "lpips")}
+        return {
+            name: self.notes[name] if values is None else Average.of(values, self.pairs.missing)
+            for name, values in scores.items()
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:5} {average}" for name, average in self.averages.items())
+
+
+def score_images(
+    recovered: Tensor, truth: Tensor, *, lpips: Lpips | NotMeasured | None = None
+) -> ImageScore:
+    """Assign recovered images (k, C, H, W) to true ones (b, C, H, W) and measure each pair.
+
+    Both in [0, 1], not clipped. Neither argument is changed or reordered.
+
+    >>> import torch
+    >>> x = torch.rand(3, 1, 28, 28)
+    >>> print(score_images(x[1:], x))
+    psnr  400 over 2 of 3 samples
+    ssim  1 over 2 of 3 samples
+    mse   0 over 2 of 3 samples
+    mae   0 over 2 of 3 samples
+    lpips not computed: no weights were given: lpips=Lpips.find(folder)
+    """
+    if truth.ndim != 4:
+        raise InvalidOption(f"expected images (b, C, H, W), got {tuple(truth.shape)}")
+    pairs = assign(recovered, truth)
+    x, y = recovered.detach()[pairs.found], truth.detach()[pairs.truth]
+    notes = {}
+    if min(y.shape[2:]) < WINDOW:
+        size = f"{y.shape[2]} x {y.shape[3]}"
+        notes["ssim"] = NotMeasured(f"{size} pixels are less than the window of {WINDOW}")
+    if lpips is None:
+        notes["lpips"] = NotMeasured("no weights were given: lpips=Lpips.find(folder)")
+    elif isinstance(lpips, NotMeasured):
+        notes["lpips"] = lpips
+    elif unfit(y):
+        notes["lpips"] = NotMeasured(unfit(y))
+    return ImageScore(
+        pairs,
+        psnr(x, y),
+        mse(x, y),
+        mae(x, y),
+        None if "ssim" in notes else ssim(x, y),
+        lpips(x, y) if isinstance(lpips, Lpips) and "lpips" not in notes else None,
+        notes,
+    )
