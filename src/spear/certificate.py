@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from spear import theory
-from spear.factors import UNDECIDED, Factors
+from spear.factors import UNDECIDED, Factors, Side
 from spear.replay import Loss, Replay, Replayed
 from spear.selection import Selection
 
@@ -25,6 +25,7 @@ _EXACT = 2e-4
 # Rows in which a wrong direction is zero and a sample is not: each shows that the direction holds
 # nothing of the sample. Three, so that no single misread zero decides.
 _EXCLUDING_ROWS = 3
+_LEVERAGE = 1e-3  # a zero row whose leverage is within this of one was solved for
 # What chance may achieve before a pattern proves something.
 _LUCK = 1e-9
 
@@ -98,6 +99,9 @@ def certify(
             certified = certified & ~replayed.merged
         if replayed.objections:
             certified = torch.zeros_like(certified)
+        elif selection.directions.side.name == "outputs" and not bool(certified.all()):
+            # Gradients hardly notice a small share of a wrong direction in an input.
+            certified = certified & _uncontaminated(selection, certified)
         labels = torch.where(replayed.matched, replayed.labels, -1)
     faint = int((certified & ~precise).sum())
     if faint:
@@ -215,11 +219,23 @@ def _uncontaminated(selection: Selection, sound: Tensor) -> Tensor:
     """Which samples hold nothing of the directions that turned out wrong.
 
     A wrong direction is a mix of samples, and spoils the inverse's rows of exactly those it mixes.
-    Where the wrong direction is zero and a sample is not, the sample is not in the mix.
+    Where the wrong direction is zero and a sample is not, the sample is not in the mix: unless those
+    zeros are just what the direction was solved for, none to spare, and so say nothing.
     """
     side = selection.directions.side
     D = (side.basis @ selection.directions.vectors).abs()  # (rows, b), unit directions
     active = UNDECIDED * side.zero / _EXACT < D  # would show in a mix even with a share of 2e-4
-    wrong_zero = selection.directions.zeros[:, ~sound]  # (rows, wrong)
-    excluding = active.T.to(D) @ wrong_zero.to(D)  # (b, wrong)
+    wrong = selection.directions.zeros[:, ~sound].T  # (wrong, rows)
+    telling = torch.stack([zeros & _spare(side, zeros) for zeros in wrong], 1)  # (rows, wrong)
+    excluding = active.T.to(D) @ telling.to(D)  # (b, wrong)
     return (excluding >= _EXCLUDING_ROWS).all(1)
+
+
+def _spare(side: Side, zeros: Tensor) -> Tensor:
+    """Which of the zero rows (rows,) would be zero even if the direction had not been solved for them."""
+    spare = torch.zeros_like(zeros)
+    U, s, _ = torch.linalg.svd(side.basis[zeros], full_matrices=False)
+    rank = int((s > UNDECIDED * side.zero).sum())
+    if int(zeros.sum()) >= rank + _EXCLUDING_ROWS:
+        spare[zeros] = U[:, :rank].square().sum(1) < 1 - _LEVERAGE
+    return spare

@@ -24,12 +24,13 @@ from spear.guesses import distinct, peel, seek
 from spear.patterns import Balanced, Halves, Signs, agreement, balance, both_halves, trusted, without
 
 # A guess is off by more than the noise; zeros are first looked for at this share of a typical entry.
-_TEMPER = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
+_TEMPER = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.0)
 _SIGN_ODDS = 2.0  # log odds per typical preactivation, as long as z is itself only a guess
 _RIDGE = 0.5  # of the signs: between a guess (1.5) and an exact pattern (0.1)
 # Share of rows whose sign some input explains: 0.89 and more for samples at the noisiest setting of
 # the paper, 0.73 and less for mixes.
 _AGREES = 0.85
+_AGREES_LAST = 0.6
 _FEW = 4  # missing samples up to which single rows are tried first
 _SWEEPS = 12  # of the joint refinement; patterns settle in three to six
 _ONE = 0.98  # |cos| above which two refined directions are one
@@ -58,11 +59,18 @@ class Quiet:
         """Whitened directions q (k, b), of unit length, of p (b, k)."""
         return unit((p * self.scales[:, None]).T)
 
-    def annihilated(self, off: Tensor) -> Tensor:
-        """The p (b, k) that rows annihilate best, each weighed by its chance of being off (rows, k)."""
-        b = self.basis.shape[1]
-        outer = (self.basis[:, :, None] * self.basis[:, None, :]).flatten(1)  # (rows, b b)
-        return torch.linalg.eigh((off.T @ outer).view(-1, b, b)).eigenvectors[:, :, 0].T
+    def annihilated(self, off: Tensor, temper: float = 0.0) -> Tensor:
+        """The p (b, k) that rows annihilate best, each weighed by its chance of being off (rows, k).
+
+        Best in units of its noise: |p|^2, and with a temper that share of a typical entry of L p. (In
+        units of |p| alone a guess would turn to the faintest sample, which is small everywhere.)
+        """
+        rows, b = self.basis.shape
+        noise = (1 + 2 * temper**2 / rows * self.scales.square()).sqrt()  # (b,)
+        scaled = self.basis / noise
+        outer = (scaled[:, :, None] * scaled[:, None, :]).flatten(1)  # (rows, b b)
+        smallest = torch.linalg.eigh((off.T @ outer).view(-1, b, b)).eigenvectors[:, :, 0].T
+        return unit(smallest / noise[:, None], 0)
 
 
 def estimate(
@@ -90,6 +98,8 @@ def estimate(
         with watch.stage("polish"):
             new_p, new_off = polish(quiet, residual, *guesses, by_sign=by_rows)
         p, off = _independent(torch.cat([p, new_p], 1), torch.cat([off, new_off], 1))
+        if residual.missing == 1 and p.shape[1] == b:
+            break
         with watch.stage("read"):
             q, c = trusted(whole, quiet.white(p), off.T > 0.5, agrees=_AGREES)
             before, missing = missing.missing, without(whole, q, c)
@@ -97,7 +107,7 @@ def estimate(
         p, off = p[:, kept], off[:, kept]
         idle = 0 if missing.missing < before else idle + 1
         watch.report("search", found=b - missing.missing, batch_size=b)
-    if missing.missing == 0:
+    if p.shape[1] == b:
         with watch.stage("refine"):
             p, off = refine(factors, whole, quiet, p)
     else:
@@ -122,17 +132,19 @@ def polish(
     z = score if by_sign else score - score.mean(0)
     p = quiet.vector(residual.q_basis @ q)
     if by_sign:
-        p = quiet.annihilated(torch.sigmoid(-2 * _SIGN_ODDS * z))
+        p = quiet.annihilated(torch.sigmoid(-2 * _SIGN_ODDS * z), _TEMPER[0])
     off = torch.zeros_like(score)
     for temper in _TEMPER:
         off = torch.sigmoid(_odds_by_size(quiet.basis @ p, temper) - _SIGN_ODDS * z)
-        p = quiet.annihilated(off)
+        p = quiet.annihilated(off, temper)
         on = 1 - torch.sigmoid(_odds_by_size(quiet.basis @ p, temper))
         z = signs.read(residual.c_basis.T @ quiet.white(p).T, on)
     here = unit((residual.c_basis.T @ quiet.white(p).T).T)
     fits = agreement(residual, here, off.T > 0.5)
-    kept = distinct(p, torch.where(fits >= _AGREES, fits, -1.0), p.shape[1])
-    kept = kept[fits[kept] >= _AGREES]
+    # The last sample's c is orthogonal to all the others' q: no mix can be taken for it.
+    least = _AGREES if residual.missing > 1 else _AGREES_LAST
+    kept = distinct(p, torch.where(fits >= least, fits, -1.0), p.shape[1])
+    kept = kept[fits[kept] >= least]
     return p[:, kept], off[:, kept]
 
 
@@ -162,10 +174,10 @@ def refine(factors: Factors, whole: Halves, quiet: Quiet, p: Tensor) -> tuple[Te
 def _odds_by_size(values: Tensor, temper: float = 0.0) -> Tensor:
     """Log odds (rows, k) that an entry is noise of size one, not noise on top of a gradient.
 
-    With a temper, the noise is taken to be at least this share of a typical gradient.
+    With a temper, this share of a typical gradient counts as noise too.
     """
     typical = (2 * values.square().mean(0) - 1).clamp_min(1.0)  # half of the rows are on
-    noise = (temper**2 * typical).clamp_min(1.0)
+    noise = 1 + temper**2 * typical
     share = typical / (typical + noise)
     return torch.log1p(typical / noise) / 2 - values.square() / noise * share / 2
 

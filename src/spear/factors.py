@@ -189,7 +189,11 @@ def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
     bulk = torch.nonzero((s <= 1.1 * edge)[:shown]).flatten()
     if len(bulk):
         rank = int(bulk[0])
-        return rank if rank == 0 or float(drop[rank - 1]) >= 1.2 else None
+        # A sample or two may be as faint as the noise: then they count as noise.
+        for faint in range(1 + max(1, rank // 10)):
+            if rank == faint or float(drop[rank - faint - 1]) >= 1.2:
+                return rank - faint
+        return None
     if shown > 0 and float(clean[:shown].max()) >= 10:
         return int(clean[:shown].argmax()) + 1
     return None
