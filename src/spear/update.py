@@ -57,6 +57,9 @@ class LayerUpdate:
     considered: tuple[LayerReport, ...] = field(default=(), repr=False)
     """Every linear layer `observe` looked at, and why it was or was not taken."""
     training: LocalTraining | None = None
+    clipped_apart: bool = False
+    """Were weight and bias gradient of a sample clipped by factors of their own? Then the bias gradient
+    does not give its scale (Opacus' per-layer clipping)."""
 
     def __post_init__(self) -> None:
         problems = _problems(self)
