@@ -211,10 +211,10 @@ def _fits_at_another_scale(factors: Factors, selection: Selection) -> bool:
     """Do signs contradict zeros, and does a scale of its own settle it for every such sample?
 
     A wrong direction breaks signs at any scale. A right one with a wrong scale t breaks those of
-    neurons whose threshold -bias / (W x) lies between t and 1.
+    neurons whose threshold -bias / (W x) lies between t and 1. In a noisy update noise breaks them.
     """
     broken = selection.contradictions > 0
-    if selection.directions.side.name != "outputs" or not bool(broken.any()):
+    if factors.noisy or selection.directions.side.name != "outputs" or not bool(broken.any()):
         return False
     lowest, highest = scale_range(factors, selection)
     return bool(((lowest <= highest) & (highest > 0))[broken].all())

@@ -297,7 +297,8 @@ def _problems(view: LayerUpdate) -> list[str]:
         _shape_problems(view)
         or _kind_problems(parts)
         or [
-            f"{name} has NaN or infinite entries: the client's training diverged or the file is damaged"
+            f"{name} has NaN or infinite entries: the client's training diverged, its noise or half "
+            "precision overflowed, or the file is damaged"
             for name, part in {**parts, **view.others}.items()
             if not _finite(part)
         ]
