@@ -210,14 +210,16 @@ def _clipped_apart(factors: Factors, selection: Selection) -> str:
 def _fits_at_another_scale(factors: Factors, selection: Selection) -> bool:
     """Do signs contradict zeros, and does a scale of its own settle it for every such sample?
 
-    A wrong direction breaks signs at any scale. A right one with a wrong scale t breaks those of
-    neurons whose threshold -bias / (W x) lies between t and 1. In a noisy update noise breaks them.
+    A right direction with a wrong scale t breaks the signs of neurons whose threshold -bias / (W x)
+    lies between t and 1. Others break them too: noise, and directions that are wrong, which may fit
+    somewhere by luck. So only directions speak that their own zeros prove.
     """
     broken = selection.contradictions > 0
+    proved = selection.directions.firmness > 0
     if factors.noisy or selection.directions.side.name != "outputs" or not bool(broken.any()):
         return False
     lowest, highest = scale_range(factors, selection)
-    return bool(((lowest <= highest) & (highest > 0))[broken].all())
+    return bool((proved & (lowest <= highest) & (highest > 0))[broken].all())
 
 
 def scale_range(factors: Factors, selection: Selection) -> tuple[Tensor, Tensor]:
