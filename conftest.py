@@ -8,6 +8,8 @@ import torch
 collect_ignore = []
 if find_spec("typer") is None or find_spec("rich") is None:
     collect_ignore.append("src/spear/cli.py")
+if find_spec("opacus") is None:
+    collect_ignore.append("src/spear/integrations/opacus")
 
 
 @pytest.fixture(autouse=True)

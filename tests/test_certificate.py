@@ -222,10 +222,10 @@ def test_labels_are_found_without_a_second_derivative():
     factors = factorise(planted.view)
     selection = selection_of(planted, factors)
     replay = Replay.prepare(factors, selection, planted.model, None, torch.full((5,), 1e-6))
-    expected, near = replay._nearest_labels(replay.Z)
+    expected, near = replay.nearest_labels(replay.Z)
     network = replay.network
     replay.network = lambda z: network(_Once.apply(z))
     assert replay._likeliest(replay.Z, replay.D).tolist() == [0] * 5  # nothing is known
-    labels, distance = replay._nearest_labels(replay.Z)
+    labels, distance = replay.nearest_labels(replay.Z)
     assert torch.equal(labels, expected)
     assert torch.allclose(distance, near)

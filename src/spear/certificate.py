@@ -31,7 +31,8 @@ _LUCK = 1e-9
 
 
 _UNSEEN = (
-    "the layer alone cannot show whether a sample is the mean of several that are nearly the same"
+    "the layer alone cannot show whether a sample is the mean of several that are nearly the same, "
+    "nor whether its weight and bias gradients were clipped apart"
 )
 
 
@@ -132,13 +133,15 @@ def _doubts_of(
         *by_pattern,
         *replayed.objections,
         f"the gradient of {lost} of {len(certified)} samples matches no label in the replay "
-        "(other weights or loss than the client's, or samples that are wrong)",
+        "(other weights or loss than the client's, weight and bias clipped apart, or wrong samples)",
     )
 
 
 def signs_hold(factors: Factors, selection: Selection) -> Tensor:
     """Per sample: no sign contradicts its zeros, and the bias gradient is of this batch."""
     sound = (selection.contradictions == 0) & selection.C.isfinite().all(1) & _bias_in_span(factors)
+    if _clipped_apart(factors, selection):
+        return torch.zeros_like(sound)  # no scale of the batch can be trusted
     if not bool(sound.all()) and _chance(selection) > _LUCK:
         return torch.zeros_like(sound)  # in a batch that is partly wrong, one may fit by luck
     return sound
@@ -168,6 +171,10 @@ def pattern_holds(factors: Factors, selection: Selection) -> tuple[Tensor, tuple
     if not _bias_in_span(factors):
         doubts.append("the bias gradient is no combination of the recovered samples'")
     sound = signs_hold(factors, selection) & (selection.directions.firmness > 0)
+    apart = _clipped_apart(factors, selection)
+    if apart:
+        doubts.append(apart)
+        return sound, tuple(doubts)
     if factors.view.relu == "both":
         sound &= _other_side(factors, selection)
     if side.name == "outputs" and not bool(sound.all()):
@@ -194,6 +201,53 @@ def _bias_in_span(factors: Factors) -> bool:
     eps = torch.finfo(factors.view.bias_grad.dtype).eps
     rounding = UNDECIDED * eps * float(g.norm())
     return float(rest.norm()) <= rounding + factors.zero * math.sqrt(len(g))
+
+
+def _clipped_apart(factors: Factors, selection: Selection) -> str:
+    """How it is known that weight and bias gradients have factors of their own; empty if it is not."""
+    if factors.view.clipped_apart:
+        return (
+            "weight and bias gradients were clipped apart (per-layer clipping), so the bias gradient "
+            "does not give a sample's scale: each may be right but for one factor"
+        )
+    if _fits_at_another_scale(factors, selection):
+        return (
+            "some samples fit their zeros at another scale only than the bias gradient gives: weight "
+            "and bias gradients were clipped apart (per-layer clipping), or are not of one batch"
+        )
+    return ""
+
+
+def _fits_at_another_scale(factors: Factors, selection: Selection) -> bool:
+    """Do signs contradict zeros, and does a scale of its own settle it for every such sample?
+
+    A right direction with a wrong scale t breaks the signs of neurons whose threshold -bias / (W x)
+    lies between t and 1. Others break them too: noise, and directions that are wrong, which may fit
+    somewhere by luck. So only directions speak that their own zeros prove.
+    """
+    broken = selection.contradictions > 0
+    proved = selection.directions.firmness > 0
+    if factors.noisy or selection.directions.side.name != "outputs" or not bool(broken.any()):
+        return False
+    lowest, highest = scale_range(factors, selection)
+    return bool((proved & (lowest <= highest) & (highest > 0))[broken].all())
+
+
+def scale_range(factors: Factors, selection: Selection) -> tuple[Tensor, Tensor]:
+    """Per sample (b,): the factors t > 0 at which every sign of t W x + bias fits the zeros."""
+    D = (factors.L @ selection.Q).abs()  # (m, b)
+    level = factors.zero * selection.Q.norm(dim=0)
+    Z = factors.preactivation @ selection.C.T  # (m, b) = W x
+    slack = factors.preactivation_slack[:, None] * selection.C.norm(dim=1)
+    bias = factors.view.bias.to(Z)[:, None]
+    off, on = D <= level, D > UNDECIDED * level
+    # Where off, t Z + bias <= slack; where on, t Z + bias >= -slack.
+    threshold = torch.where(off, slack - bias, -slack - bias) / Z  # (m, b)
+    bounds_above = (off & (Z > 0)) | (on & (Z < 0))
+    bounds_below = (off & (Z < 0)) | (on & (Z > 0))
+    highest = torch.where(bounds_above, threshold, torch.inf).amin(0)
+    lowest = torch.where(bounds_below, threshold, 0.0).amax(0).clamp_min(0)
+    return lowest, highest
 
 
 def _other_side(factors: Factors, selection: Selection) -> Tensor:

@@ -57,6 +57,9 @@ class LayerUpdate:
     considered: tuple[LayerReport, ...] = field(default=(), repr=False)
     """Every linear layer `observe` looked at, and why it was or was not taken."""
     training: LocalTraining | None = None
+    clipped_apart: bool = False
+    """Were weight and bias gradient of a sample clipped by factors of their own? Then the bias gradient
+    does not give its scale (Opacus' per-layer clipping)."""
 
     def __post_init__(self) -> None:
         problems = _problems(self)
@@ -294,7 +297,8 @@ def _problems(view: LayerUpdate) -> list[str]:
         _shape_problems(view)
         or _kind_problems(parts)
         or [
-            f"{name} has NaN or infinite entries: the client's training diverged or the file is damaged"
+            f"{name} has NaN or infinite entries: the client's training diverged, its noise or half "
+            "precision overflowed, or the file is damaged"
             for name, part in {**parts, **view.others}.items()
             if not _finite(part)
         ]

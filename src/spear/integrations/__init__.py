@@ -1,0 +1,1 @@
+"""Other libraries' training runs, seen by SPEAR. Each module needs the extra of its own name."""
