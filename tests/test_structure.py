@@ -17,8 +17,10 @@ CORE = [
     "sampling",
     "guesses",
     "settling",
+    "estimation",
     "cascade",
     "replay",
+    "rescaling",
     "certificate",
     "inversion",
 ]

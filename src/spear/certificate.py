@@ -70,11 +70,12 @@ def certify(
     error = predicted_error(factors, selection)
     size = selection.C.norm(dim=1) / math.sqrt(factors.view.inputs)  # root mean square, (b,)
     precise = error <= _EXACT * size
+    if factors.noisy and not bool(precise.any()):
+        no = torch.zeros_like(precise)
+        return Certificate(no, Proof.NONE, error, precise, None, False, (), "")
     certified, doubts = pattern_holds(factors, selection)
     replayed: Replayed | str = "no model was given"
-    if model is not None and not bool(precise.any()):
-        replayed = "no sample is precise enough to be recomputed"
-    elif model is not None:
+    if model is not None:
         replayed = Replay.attempt(
             factors,
             selection,

@@ -21,7 +21,16 @@ from torch import Tensor
 from spear.directions import Directions, Watch, unit
 from spear.factors import Factors
 from spear.guesses import distinct, peel, seek
-from spear.patterns import Balanced, Halves, Signs, agreement, balance, both_halves, trusted, without
+from spear.patterns import (
+    Balanced,
+    Halves,
+    Signs,
+    agreement,
+    balance,
+    both_halves,
+    trusted,
+    without,
+)
 
 # A guess is off by more than the noise; zeros are first looked for at this share of a typical entry.
 _TEMPER = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.0)
@@ -30,7 +39,7 @@ _RIDGE = 0.5  # of the signs: between a guess (1.5) and an exact pattern (0.1)
 # Share of rows whose sign some input explains: 0.89 and more for samples at the noisiest setting of
 # the paper, 0.73 and less for mixes.
 _AGREES = 0.85
-_AGREES_LAST = 0.6
+_AGREES_FEW, _AGREES_LAST = 0.8, 0.6
 _FEW = 4  # missing samples up to which single rows are tried first
 _SWEEPS = 12  # of the joint refinement; patterns settle in three to six
 _ONE = 0.98  # |cos| above which two refined directions are one
@@ -101,7 +110,7 @@ def estimate(
         if residual.missing == 1 and p.shape[1] == b:
             break
         with watch.stage("read"):
-            q, c = trusted(whole, quiet.white(p), off.T > 0.5, agrees=_AGREES)
+            q, c = trusted(whole, quiet.white(p), off.T, agrees=_AGREES_FEW)
             before, missing = missing.missing, without(whole, q, c)
         kept = (quiet.vector(q.T).T @ p).abs().argmax(1)  # without mixes, which fit no longer
         p, off = p[:, kept], off[:, kept]
@@ -140,12 +149,16 @@ def polish(
         on = 1 - torch.sigmoid(_odds_by_size(quiet.basis @ p, temper))
         z = signs.read(residual.c_basis.T @ quiet.white(p).T, on)
     here = unit((residual.c_basis.T @ quiet.white(p).T).T)
-    fits = agreement(residual, here, off.T > 0.5)
-    # The last sample's c is orthogonal to all the others' q: no mix can be taken for it.
-    least = _AGREES if residual.missing > 1 else _AGREES_LAST
+    fits = agreement(residual, here, off.T)
+    least = _agrees(residual.missing)
     kept = distinct(p, torch.where(fits >= least, fits, -1.0), p.shape[1])
     kept = kept[fits[kept] >= least]
     return p[:, kept], off[:, kept]
+
+
+def _agrees(missing: int) -> float:
+    """How well signs must agree: the fewer samples are missing, the fewer mixes there are."""
+    return _AGREES if missing > _FEW else _AGREES_FEW if missing > 1 else _AGREES_LAST
 
 
 def refine(factors: Factors, whole: Halves, quiet: Quiet, p: Tensor) -> tuple[Tensor, Tensor]:

@@ -186,16 +186,16 @@ def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
     # Gaussian noise keeps to the edge, and the samples stand out of it; a spectrum that merely
     # levels off is a batch as large as the layer. A fifth of the spectrum has to show the noise.
     shown = r - max(3, r // 5)
-    bulk = torch.nonzero((s <= 1.1 * edge)[:shown]).flatten()
-    if len(bulk):
-        rank = int(bulk[0])
-        # A sample or two may be as faint as the noise: then they count as noise.
-        for faint in range(1 + max(1, rank // 10)):
-            if rank == faint or float(drop[rank - faint - 1]) >= 1.2:
-                return rank - faint
-        return None
     if shown > 0 and float(clean[:shown].max()) >= 10:
         return int(clean[:shown].argmax()) + 1
+    bulk = torch.nonzero((s <= 1.1 * edge)[:shown]).flatten()
+    if not len(bulk):
+        return None
+    rank = int(bulk[0])
+    # A sample or two may be as faint as the noise: then they count as noise.
+    for faint in range(1 + max(1, rank // 10)):
+        if rank == faint or float(drop[rank - faint - 1]) >= 1.2:
+            return rank - faint
     return None
 
 

@@ -135,7 +135,7 @@ def invert(
     watch.report("judge", batch_size=factors.b)
     with watch.stage("certify"):
         certificate = certify(factors, best, model=model, loss=loss, generator=generator)
-    if model is not None and not bool(certificate.precise.any()):
+    if model is not None and factors.noisy and not bool(certificate.precise.any()):
         with watch.stage("rescale"):
             best, certificate = _rescaled(factors, best, certificate, model, loss)
     with watch.stage("reconstruct"):
@@ -192,11 +192,12 @@ def _conclude(
     if certificate.whole:
         outcome = Outcome.EXACT
         reason = f"all {b} samples recovered, proved by {certificate.proof.value}"
-    elif not bool(certificate.precise.any()):
+    elif factors.noisy and not bool(certificate.precise.any()):
         outcome = Outcome.APPROXIMATE
+        error = float(certificate.predicted_error.median())
         reason = (
             f"the update carries noise of {factors.relative_noise:.1e} of its entries, too much for "
-            f"an exact recovery; {doubts or 'the pattern holds'}"
+            f"an exact recovery: the {b} samples are known to about {error:.1e} per input"
         )
     elif count:
         outcome = Outcome.PARTIAL

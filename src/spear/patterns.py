@@ -37,6 +37,7 @@ _HALVINGS = 6  # of a Newton step that overshoots
 # Share of rows whose sign agrees with the zeros: 0.97 and more for samples; for mixes of samples
 # with spare zeros up to 0.93 was seen.
 AGREES = 0.95
+_AGREES_NOISY = 0.8  # where noise hides some of the zeros
 _SUSPECTS = 16  # directions with the fewest zeros, which a mix is among
 _DROPPED = 4  # mixes that are looked for one by one
 _LUCK = 1e-6  # what chance may achieve before a pattern says something
@@ -156,7 +157,7 @@ def read_samples(halves: Halves, q: Tensor, off: Tensor) -> tuple[Tensor, Tensor
     Args:
         halves: the whole problem.
         q: (k, b) exact directions.
-        off: (k, rows) bool, their zeros.
+        off: (k, rows) their zeros: bool, or how likely each is one.
 
     Returns:
         c (k, b) with c_i . q_i = 1, and the share of rows (k,) whose sign agrees with the pattern.
@@ -169,9 +170,7 @@ def read_samples(halves: Halves, q: Tensor, off: Tensor) -> tuple[Tensor, Tensor
     return _separate(halves, q, off, null, dual[:, :, None])
 
 
-def trusted(
-    whole: Halves, q: Tensor, off: Tensor, agrees: float = AGREES
-) -> tuple[Tensor, Tensor]:
+def trusted(whole: Halves, q: Tensor, off: Tensor, agrees: float = AGREES) -> tuple[Tensor, Tensor]:
     """Both halves (k, b) of those directions whose pattern some input explains.
 
     A mix of samples has zeros as well, but no c whose signs agree with them.
@@ -209,7 +208,8 @@ def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
     if pool.side.name != "outputs" or by_chance > _LUCK:
         return pool.vectors.T[:0]
     white = unit((pool.vectors * pool.side.scales[:, None]).T)
-    _, c = trusted(both_halves(factors), white, pool.zeros.T)
+    agrees = AGREES if not factors.noisy else _AGREES_NOISY
+    _, c = trusted(both_halves(factors), white, pool.zeros.T, agrees)
     h = factors.bias_coordinates * factors.singular_values
     return c / (c @ h)[:, None] * factors.singular_values
 
@@ -223,7 +223,7 @@ def agreement(halves: Halves, q: Tensor, off: Tensor) -> Tensor:
     Args:
         halves: what was missing when they were found.
         q: (k, r) directions in its coordinates.
-        off: (k, rows) bool, their zeros.
+        off: (k, rows) their zeros: bool, or how likely each is one.
     """
     r = halves.missing
     anywhere = torch.eye(r, dtype=q.dtype, device=q.device)
@@ -243,7 +243,9 @@ def _separate(
         x = problem.solve()
         c = (basis @ x).squeeze(2)
         cs.append(c / (c * q[i]).sum(1, keepdim=True))
-        shares.append((problem.features @ x > 0).squeeze(2).to(q).mean(1))
+        certain = (1 - 2 * off[i].to(q)).abs()  # (k, rows)
+        fits = (problem.features @ x > 0).squeeze(2).to(q)
+        shares.append((certain * fits).sum(1) / certain.sum(1))
     return torch.cat(cs), torch.cat(shares)
 
 
@@ -258,7 +260,7 @@ class _Separation:
     @staticmethod
     def of(H: Tensor, change: Tensor, basis: Tensor, q: Tensor, off: Tensor) -> _Separation:
         """The regressions for c = basis @ x (k, b, p), towards c ~ q in balanced coordinates."""
-        sign = torch.where(off, -1.0, 1.0).to(H)  # (k, rows)
+        sign = 1 - 2 * off.to(H)  # (k, rows): -1 off, 1 on, between the two where it is uncertain
         guess = unit(q @ change.T)  # (k, b): c ~ q, up to sign
         along = guess @ change @ H.T  # (k, rows)
         guess *= torch.sign((along * (sign - sign.mean(1, keepdim=True))).sum(1, keepdim=True))

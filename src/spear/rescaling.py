@@ -31,9 +31,12 @@ _DRAWS = 8  # of noise, to see how uncertain every hidden neuron is
 # |cos| between the network's gradient and the recovered one: 0.95 and more with the right label at the
 # paper's noisiest setting, 0.83 and less with a wrong one.
 _AGREES = 0.9
-_SLACK = 0.02  # how well a computed length is known
+_LENGTH = 0.3  # error of a gradient's length, in units of how far its direction is off
+_SPREAD = 0.3  # of the lengths of ordinary inputs, relative
 _FITS = 2.5  # mean squared deviation up to which weights follow a rule
-_EVIDENCE = 4.0  # squared deviations by which clipping must explain more than a mean: 2 standard errors
+_EVIDENCE = (
+    4.0  # squared deviations by which clipping must explain more than a mean: 2 standard errors
+)
 _LEVELS = 512  # of clipping that are tried, between the smallest and the largest norm
 
 
@@ -62,31 +65,50 @@ def rescale(
 
 class _Rescaling:
     def __init__(self, factors: Factors, selection: Selection, replay: Replay) -> None:
-        self.factors, self.selection, self.replay = factors, selection, replay
-        self.D = replay.D  # (b, m), scaled by the bias gradient
+        self.factors, self.replay = factors, replay
+        self.off = torch.ones(replay.D.T.shape, dtype=torch.bool, device=replay.D.device)
+        self.off[factors.live_rows] = selection.directions.zeros
+        # The bias gradient may be so noisy that even the sign it gives is wrong; the pattern knows.
+        Wx = replay.Z - replay.bias
+        side = torch.where(self.off.T, -Wx, Wx).sum(1).sign()  # (b,)
+        self.selection = dataclasses.replace(
+            selection, Q=selection.Q * side, C=selection.C * side[:, None]
+        )
+        self.Wx, self.D = Wx * side[:, None], replay.D * side[:, None]  # (b, m)
         # Noise of one input, and so of the scale: the bias gradient is one more input, of value 1.
         self.error = factors.noise * (selection.C / factors.singular_values).norm(dim=1)  # (b,)
-        self.Wx = replay.Z - replay.bias  # (b, m)
-        self.off = torch.ones(self.D.T.shape, dtype=torch.bool, device=self.D.device)
-        self.off[factors.live_rows] = selection.directions.zeros
 
     def run(self) -> Rescaled:
-        b = len(self.D)
-        labels, _ = self.replay.nearest_labels(self._sided(self.Wx + self.replay.bias))
+        labels, _ = self.replay.nearest_labels(self._sided(self.Wx + self.replay.bias), self.D)
         z, scale, cos = self._moved(labels)
         found = cos >= _AGREES
         length = self.replay.single_gradients(z, labels).norm(dim=1)
         # What each sample's gradient was multiplied with, with the error of its scale.
         ratio = scale * self.D.norm(dim=1) / length
-        weight, remark = self._weights(ratio, labels, found, scale, z)
-        scale = torch.where(found, scale * weight / ratio, 1.0)
+        length_error = torch.where(found, _LENGTH * (2 - 2 * cos).clamp_min(0).sqrt(), torch.inf)
+        weight, remark = self._weights(ratio, labels, length_error, scale, z)
+        # By the rule or by the bias gradient, each as far as its error allows.
+        trust = self.error.square() / (self.error.square() + length_error.square())
+        scale = torch.where(found, scale * (weight / ratio) ** trust, 1.0)
+        scale = torch.where(found, scale, self._ordinary(found, scale))
+        rescaled = dataclasses.replace(
+            self.selection, Q=self.selection.Q * scale, C=self.selection.C / scale[:, None]
+        )
         if not bool(found.all()):
-            lost = b - int(found.sum())
-            words = f"the scale of {lost} of {b} samples is that of the bias gradient, and rough"
+            lost = int((~found).sum())
+            words = f"{lost} of {len(found)} samples have no label, and their scale is rough"
             remark = "; ".join(filter(None, [remark, words]))
-        chosen = self.selection
-        rescaled = dataclasses.replace(chosen, Q=chosen.Q * scale, C=chosen.C / scale[:, None])
         return Rescaled(rescaled, torch.where(found, labels, -1), remark)
+
+    def _ordinary(self, found: Tensor, scale: Tensor) -> Tensor:
+        """The scale (b,) of samples without a label: the bias gradient's, drawn to an ordinary length."""
+        noise = self.factors.view.inputs * (self.error / scale).square()
+        lengths = ((self.selection.C / scale[:, None]).square().sum(1) - noise).clamp_min(
+            1e-3 * noise
+        )
+        usual = lengths[found].median() if bool(found.any()) else lengths.median()
+        doubt = self.error.square() / (self.error.square() + _SPREAD**2)
+        return (lengths / usual) ** (doubt / 2)
 
     def _sided(self, z: Tensor) -> Tensor:
         """Preactivations (b, m), on the side of zero that the pattern says."""
@@ -128,16 +150,16 @@ class _Rescaling:
         return z, scale, (slope * target).sum(1) / slope.norm(dim=1)
 
     def _weights(
-        self, ratio: Tensor, labels: Tensor, found: Tensor, scale: Tensor, z: Tensor
+        self, ratio: Tensor, labels: Tensor, length_error: Tensor, scale: Tensor, z: Tensor
     ) -> tuple[Tensor, str]:
         """What the samples' gradients were multiplied with (b,): one number, or clipped at a norm.
 
         The ratios show it with the error of the bias gradient's scale; a rule with one or two numbers
         that explains them all is far more precise.
         """
-        if not bool(found.any()):
-            return ratio, "no label's gradient points along a recovered one, so scales are rough"
-        trust = torch.where(found, 1 / (self.error.square() + _SLACK**2), 0.0)
+        if not bool(length_error.isfinite().any()):
+            return ratio, "no label's gradient points along a recovered one"
+        trust = 1 / (self.error.square() + length_error.square())
         rules = [torch.zeros_like(ratio)]
         if self.factors.view.reads_data:  # else layers before this one count for the norm
             rules += _clipping(self._norms(labels, scale, z))
@@ -146,7 +168,7 @@ class _Rescaling:
         if fits[0][0] <= fits[best][0] + _EVIDENCE:
             best = 0
         misfit, common = fits[best]
-        if misfit > _FITS * int(found.sum()):
+        if misfit > _FITS * int(length_error.isfinite().sum()):
             return ratio, (
                 "the weights of the samples follow no rule that is known (not a mean, not clipping "
                 "by norm), so scales are those of the bias gradient, and rough"

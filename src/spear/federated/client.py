@@ -56,7 +56,9 @@ def fedavg(
     True
     """
     if lr <= 0 or epochs < 1 or (batch_size is not None and batch_size < 1):
-        raise ValueError(f"expected lr > 0, epochs and batch_size >= 1, got {lr}, {epochs}, {batch_size}")
+        raise ValueError(
+            f"expected lr > 0, epochs and batch_size >= 1, got {lr}, {epochs}, {batch_size}"
+        )
     local = copy.deepcopy(model)
     optimiser = torch.optim.SGD(
         local.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay

@@ -84,7 +84,9 @@ class Vgg16(nn.Module):
         """
         path = Path(root) / "weights" / "vgg16_features.pth"
         if not path.exists():
-            raise DataError(f"VGG16's weights are not in {root}: expected weights/vgg16_features.pth")
+            raise DataError(
+                f"VGG16's weights are not in {root}: expected weights/vgg16_features.pth"
+            )
         stored = torch.load(path, weights_only=True)
         own = {name.removeprefix("features."): value for name, value in stored.items()}
         self.features.load_state_dict(own)
