@@ -21,6 +21,7 @@ CORE = [
     "cascade",
     "replay",
     "rescaling",
+    "retraining",
     "certificate",
     "inversion",
 ]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spear.directions import Directions, Watch, unit
+from spear.directions import Directions, Watch, smallest_singular, unit
 from spear.errors import InvalidOption
 from spear.estimation import estimate
 from spear.factors import UNDECIDED, Factors, Side
@@ -40,6 +40,7 @@ from spear.patterns import (
 )
 from spear.pool import Pool
 from spear.sampling import Draw, SamplingFinder, kernels
+from spear.selection import scale, sparsest_independent
 from spear.settling import settle
 
 _BLOCKS = 512  # b x b inverses at a time when sampling
@@ -50,6 +51,7 @@ _EXCESS = 3  # rows beyond the rank, which no accident explains
 # Above this noise, relative to the gradient's entries, zeros are no longer told from small entries one
 # by one (kernels round to them up to 1e-2 on real batches).
 _LOUD = 5e-3
+_SURELY_OFF = 0.7  # share of the rows with a negative sign that is used, the most negative ones
 _FEW = 4  # missing samples up to which single rows are tried first
 
 
@@ -96,8 +98,19 @@ class CascadeFinder:
         if factors.view.relu == "before":
             yield from SamplingFinder().search(factors, generator=generator, watch=watch)
             return
+        side = factors.outputs
+        pool = Pool(side, threshold=factors.b / side.size, watch=watch)
+        yield from self._rounds(factors, pool, generator, watch)
+        if factors.view.training is not None and not watch.expired:
+            with watch.stage("repair"):
+                repaired = pool.add(by_signs(factors, pool.snapshot()))
+            if repaired:
+                yield pool.snapshot()
+
+    def _rounds(
+        self, factors: Factors, pool: Pool, generator: torch.Generator, watch: Watch
+    ) -> Iterator[Directions]:
         side, whole, b = factors.outputs, both_halves(factors), factors.b
-        pool = Pool(side, threshold=b / side.size, watch=watch)
         missing, idle = whole, 0
         while missing.missing and not watch.expired:
             residual = balance(missing)
@@ -140,6 +153,24 @@ class CascadeFinder:
             found = pool.rounded(candidates)
         with watch.stage("vouch"):
             return pool.keep(found, vouched(residual, found, by_rows))
+
+
+def by_signs(factors: Factors, pool: Directions) -> Tensor:
+    """Directions (b, b), white, solved anew for the rows that each sample's signs say are off.
+
+    After many local steps fewer rows are off throughout, and a mix of two samples may pass for one. It spoils
+    the input of the one that is not there; the other's is right, and its signs give the true direction.
+    """
+    side, b = pool.side, factors.b
+    chosen = sparsest_independent(pool.vectors, pool.sparsity + pool.firmness)
+    if len(chosen) < b:
+        return side.white.new_zeros(0, b)
+    C = scale(torch.linalg.inv(pool.vectors[:, chosen]), factors.bias_coordinates)  # (b, b)
+    H, bias = factors.ends
+    Z = (H @ C.T + bias).amax(0)[factors.live_rows]  # (rows, b)
+    used = ((Z < 0).sum(0) * _SURELY_OFF).long().clamp_min(b)
+    off = [z.argsort()[:count] for z, count in zip(Z.T, used.tolist(), strict=True)]
+    return torch.stack([smallest_singular(side.basis[rows])[0] for rows in off]) * side.scales
 
 
 def _all_of(side: Side) -> int:

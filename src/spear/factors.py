@@ -102,6 +102,19 @@ class Factors:
         return total / self.singular_values
 
     @cached_property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """W R^T (ends, m, b) and bias (ends, m, 1), before and after the client's local training.
+
+        After FedSGD there is one end. W after = W - lr dL/dW, so W R^T falls by lr L.
+        """
+        H, bias = self.preactivation[None], _double(self.view.bias)[None, :, None]
+        if self.view.training is None:
+            return H, bias
+        lr = self.view.training.lr
+        moved = lr * _double(self.view.bias_grad)[None, :, None]
+        return torch.cat([H, H - lr * self.L]), torch.cat([bias, bias - moved])
+
+    @cached_property
     def preactivation_slack(self) -> Tensor:
         """eps |W_k| (m,): times |x| it bounds the client's own rounding of a preactivation."""
         eps = torch.finfo(self.view.weight.dtype).eps

@@ -96,10 +96,6 @@ class Replay:
         view = factors.view
         if view.layer is None:
             return "the update does not say which layer it is: use spear.observe(model, gradients)"
-        if view.training is not None and (view.training.epochs or 2) > 1:
-            return "the update sums several local steps"
-        if view.training is not None and view.training.batch_size is not None:
-            return "the update sums several local steps"
         behind = network_after(model, view.layer)
         if isinstance(behind, str):
             return behind

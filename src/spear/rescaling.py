@@ -53,6 +53,8 @@ def rescale(
     factors: Factors, selection: Selection, model: nn.Module, loss: Loss | None
 ) -> Rescaled | str:
     """Replace the scale that the bias gradient gives by the network's; or one line on why not."""
+    if factors.view.training is not None and not factors.view.training.one_step:
+        return "the update sums several local steps"
     return Replay.attempt(
         factors,
         selection,
@@ -101,7 +103,7 @@ class _Rescaling:
         return Rescaled(rescaled, torch.where(found, labels, -1), remark)
 
     def _ordinary(self, found: Tensor, scale: Tensor) -> Tensor:
-        """The scale (b,) of samples without a label: the bias gradient's, drawn to an ordinary length."""
+        """The scale (b,) of samples without a label: the bias gradient's, drawn to the usual."""
         noise = self.factors.view.inputs * (self.error / scale).square()
         lengths = ((self.selection.C / scale[:, None]).square().sum(1) - noise).clamp_min(
             1e-3 * noise
@@ -115,7 +117,7 @@ class _Rescaling:
         return torch.where(self.off.T, -z.abs(), z.abs())
 
     def _moved(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z (b, m) and scale (b,), moved within their error, and how well the gradient agrees, cos (b,).
+        """z (b, m) and scale (b,), moved within their error, and the gradient's cos (b,).
 
         The scale counts: it moves z against the biases of all layers.
         """

@@ -89,7 +89,7 @@ class _State(NamedTuple):
     """The inverse of unscaled directions and what follows from it."""
 
     C: Tensor  # (b, b)
-    F: Tensor  # (m, b) = W R^T C^T
+    F: Tensor  # (ends, m, b) = W R^T C^T
     t: Tensor  # (b,) scales
 
 
@@ -99,8 +99,7 @@ class _Matching:
     def __init__(self, factors: Factors, pool: Directions) -> None:
         self.factors = factors
         self.pool = pool
-        self.H = factors.preactivation  # (m, b)
-        self.bias = factors.view.bias.to(self.H)[:, None]  # (m, 1)
+        self.H, self.bias = factors.ends  # (ends, m, b), (ends, m, 1)
         self.slack = factors.preactivation_slack[:, None]  # (m, 1)
         live, count = factors.live_rows, len(pool)
         values = (pool.side.basis @ pool.vectors).abs()
@@ -115,12 +114,15 @@ class _Matching:
     def contradictions(self, F: Tensor, t: Tensor, size: Tensor, off: Tensor, on: Tensor) -> Tensor:
         """Entries per sample whose sign contradicts the zero pattern.
 
-        F (..., m, k) = W R^T c for unscaled rows c of the inverse, t (..., k) their scale, size
-        (..., k) their length. A sign within the client's own rounding contradicts nothing.
+        F (..., ends, m, k) = W R^T c for unscaled rows c of the inverse, t (..., k) their scale, size
+        (..., k) their length. A sign within the client's own rounding contradicts nothing, nor one
+        that changed during local training.
         """
-        Z = F / t[..., None, :] + self.bias  # (..., m, k)
+        Z = F / t[..., None, None, :] + self.bias  # (..., ends, m, k)
         slack = self.slack * (size / t.abs())[..., None, :]
-        wrong = (off & ~(Z <= slack)) | (on & ~(Z > -slack))  # ~ so that NaN is wrong both ways
+        lowest, highest = Z.amin(-3), Z.amax(-3)
+        # ~ so that NaN is wrong both ways
+        wrong = (off & ~(lowest <= slack)) | (on & ~(highest > -slack))
         return wrong.sum(-2)
 
     def state(self, chosen: list[int]) -> _State:
@@ -163,7 +165,8 @@ class _Matching:
         possible = a[i].abs() > _INDEPENDENT
         ratio = a[None, :] / torch.where(possible, a[i], 1.0)[:, None]  # (k, b): a_l / a_i
         ratio[k, i] = 0.0  # c_i itself only changes its scale
-        F_new = F[None] - F.T[i][:, :, None] * ratio[:, None, :]  # (k, m, b)
+        own = F[..., i].movedim(-1, 0)[..., None]  # (k, ends, m, 1)
+        F_new = F[None] - own * ratio[:, None, None, :]  # (k, ends, m, b)
         t_new = t[None] - t[i][:, None] * ratio  # (k, b)
         size = (C[None] - ratio[:, :, None] * C[i][:, None]).norm(dim=-1)  # (k, b)
         off = self.off[:, chosen].expand(len(i), -1, -1).clone()
@@ -178,7 +181,7 @@ class _Matching:
         picked = self.pool.pick(chosen)
         state = self.state(chosen)
         wrong = self.wrong(chosen)
-        silent = self.off[:, chosen] & (state.F / state.t + self.bias > 0)
+        silent = self.off[:, chosen] & (state.F / state.t + self.bias > 0).all(0)
         wrong = wrong - excused(picked, torch.minimum(silent.sum(0), wrong))
         match = 1 - int(wrong.sum()) / (self.factors.view.outputs * len(chosen))
         return Selection(picked, vectors * state.t, scale(state.C, self.h), wrong, match)

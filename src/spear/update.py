@@ -17,13 +17,51 @@ _BLOCK = 1 << 22  # entries looked at together: 4 M, so that a check never copie
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class LocalTraining:
     """How a FedAvg client got from the weights it was sent to those it sent back."""
 
     lr: float
     epochs: int | None = None
     batch_size: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal: float = 0.0  # FedProx: its mu
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lr, (int, float)) or not 0 < self.lr < float("inf"):
+            raise InvalidOption(f"after= needs the client's learning rate lr > 0, got {self.lr!r}")
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidOption(f"expected {name} >= 1, got {value}")
+        if not 0 <= self.momentum < 1:
+            raise InvalidOption(f"expected 0 <= momentum < 1, got {self.momentum}")
+        for name in ("weight_decay", "proximal"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidOption(f"expected {name} >= 0, got {getattr(self, name)}")
+        if self.weight_decay and (self.epochs is None or self.batch_size is not None):
+            raise InvalidOption(
+                "weight_decay shrinks the weights at every step: to take that off again the number of "
+                "steps must be known, so give epochs= of full-batch steps"
+            )
+
+    @property
+    def one_step(self) -> bool:
+        return self.epochs == 1 and self.batch_size is None
+
+    def kept(self, steps: int) -> float:
+        """The share of the first weights that weight decay leaves after so many steps."""
+        weight, velocity = 1.0, 0.0
+        for _ in range(steps if self.weight_decay else 0):
+            velocity = self.momentum * velocity + self.weight_decay * weight
+            weight -= self.lr * velocity
+        return weight
+
+    def optimiser(self, parameters: list[nn.Parameter]) -> torch.optim.SGD:
+        return torch.optim.SGD(
+            parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +140,10 @@ def observe(
     lr: float | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    proximal: float = 0.0,
+    optimizer: str = "sgd",
     layer: str | None = None,
 ) -> LayerUpdate:
     """The attackable layer of a model, as it shows in an update.
@@ -111,7 +153,9 @@ def observe(
         gradients: FedSGD: one tensor per parameter, in the order of `model.parameters()`, or a dict
             by parameter name (which may leave parameters out).
         after: FedAvg instead: the state dict the client sent back, with its learning rate `lr`, and
-            `epochs` and `batch_size` if known.
+            `epochs` and `batch_size` if known; `momentum` and `weight_decay` of its SGD, `proximal` (mu)
+            of FedProx, if any. Other optimisers than SGD are refused: Adam and its like scale every
+            entry on its own, and what they send has no low rank.
         layer: the layer to attack; without it, the attackable one closest to the data.
 
     >>> net = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
@@ -126,13 +170,24 @@ def observe(
             "expected either gradients (FedSGD) or after= and lr= (FedAvg), "
             f"got {'both' if gradients is not None else 'neither'}"
         )
+    options = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "proximal": proximal,
+    }
     training = None
     if after is not None:
-        training = _local_training(lr, epochs, batch_size)
-        named = _descent(model, after, training.lr)
+        if optimizer.lower() != "sgd":
+            raise InvalidOption(
+                f"expected optimizer='sgd', got {optimizer!r}: optimisers that scale every entry on its "
+                "own (Adam, RMSprop, Adagrad, ...) leave no low-rank update to invert"
+            )
+        training = LocalTraining(lr, **options)  # type: ignore[arg-type]
+        named = _descent(model, after, training)
     else:
-        unused = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
-        given = [name for name, value in unused.items() if value is not None]
+        given = [name for name, value in {"lr": lr, **options}.items() if value]
         if given:
             raise InvalidOption(
                 f"{', '.join(given)} belong to after= (FedAvg); gradients need none"
@@ -158,18 +213,12 @@ def observe(
     )
 
 
-def _local_training(lr: float | None, epochs: int | None, batch: int | None) -> LocalTraining:
-    if not isinstance(lr, (int, float)) or not 0 < lr < float("inf"):
-        raise InvalidOption(f"after= needs the client's learning rate lr > 0, got {lr!r}")
-    for name, value in (("epochs", epochs), ("batch_size", batch)):
-        if value is not None and value < 1:
-            raise InvalidOption(f"expected {name} >= 1, got {value}")
-    return LocalTraining(lr, epochs, batch)
-
-
-def _descent(model: nn.Module, after: Mapping[str, Tensor], lr: float) -> dict[str, Tensor]:
-    """The sum of the client's local gradients: (W before - W after) / lr."""
+def _descent(
+    model: nn.Module, after: Mapping[str, Tensor], training: LocalTraining
+) -> dict[str, Tensor]:
+    """The sum of the client's local gradients: (W before - W after) / lr, without weight decay."""
     problems, named = [], {}
+    kept = training.kept(training.epochs or 1)
     for name, before in model.named_parameters():
         if not isinstance(after.get(name), Tensor):
             problems.append(f"after= has no tensor {name!r}: expected the state dict sent back")
@@ -180,7 +229,14 @@ def _descent(model: nn.Module, after: Mapping[str, Tensor], lr: float) -> dict[s
             )
         else:
             sent_back = after[name].to(before.device, before.dtype)
-            named[name] = (before.detach() - sent_back) / lr
+            named[name] = (kept * before.detach() - sent_back) / training.lr
+    known = set(model.state_dict())
+    problems += [f"after= has {name!r}, which the model has not" for name in after if name not in known]
+    if not problems and not any(bool(moved.any()) for moved in named.values()):
+        problems.append(
+            "after= equals the model: the client did not train, or the state dict is the model's own "
+            "(state_dict() returns references: copy it before training)"
+        )
     if problems:
         raise InvalidUpdate(problems)
     return named
