@@ -17,6 +17,7 @@ CORE = [
     "sampling",
     "guesses",
     "settling",
+    "vertices",
     "estimation",
     "cascade",
     "replay",

@@ -42,6 +42,7 @@ from spear.pool import Pool
 from spear.sampling import Draw, SamplingFinder, kernels
 from spear.selection import scale, sparsest_independent
 from spear.settling import settle
+from spear.vertices import farthest_points
 
 _BLOCKS = 512  # b x b inverses at a time when sampling
 # Up to this size (b^2 rows) it is worth trying to swap in directions that were not vouched for.
@@ -96,7 +97,14 @@ class CascadeFinder:
             )
             return
         if factors.view.relu == "before":
-            yield from SamplingFinder().search(factors, generator=generator, watch=watch)
+            inputs = factors.inputs
+            pool = Pool(inputs, threshold=factors.b / inputs.size, watch=watch)
+            yield from farthest_points(
+                factors, pool, patience=self.patience, generator=generator, watch=watch
+            )
+            if not pool.complete:
+                rest = SamplingFinder(max_samples=max(1, self.max_samples))
+                yield from rest.search(factors, generator=generator, watch=watch)
             return
         side = factors.outputs
         pool = Pool(side, threshold=factors.b / side.size, watch=watch)

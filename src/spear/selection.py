@@ -226,7 +226,10 @@ def _select_inputs(factors: Factors, pool: Directions) -> Selection | None:
     X = (pool.side.basis / s) @ C.T  # (rows, c)
     negative = (~(-UNDECIDED * pool.side.zero * lengths <= X)).sum(0)  # (c,)
     order = pool.sparsity + pool.firmness - 3 * negative.to(pool.sparsity)
-    chosen = sparsest_independent(pool.vectors, order)
+    white = (
+        pool.vectors * s[:, None]
+    )  # independent here, though two samples of a label differ little
+    chosen = sparsest_independent(white / white.norm(dim=0), order)
     if len(chosen) < factors.b:
         return None
     C = C[chosen]

@@ -231,7 +231,9 @@ def _descent(
             sent_back = after[name].to(before.device, before.dtype)
             named[name] = (kept * before.detach() - sent_back) / training.lr
     known = set(model.state_dict())
-    problems += [f"after= has {name!r}, which the model has not" for name in after if name not in known]
+    problems += [
+        f"after= has {name!r}, which the model has not" for name in after if name not in known
+    ]
     if not problems and not any(bool(moved.any()) for moved in named.values()):
         problems.append(
             "after= equals the model: the client did not train, or the state dict is the model's own "
