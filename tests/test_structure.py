@@ -8,6 +8,7 @@ CORE = [
     "errors",
     "theory",
     "layers",
+    "local_training",
     "update",
     "factors",
     "directions",

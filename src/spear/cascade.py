@@ -166,8 +166,9 @@ class CascadeFinder:
 def by_signs(factors: Factors, pool: Directions) -> Tensor:
     """Directions (b, b), white, solved anew for the rows that each sample's signs say are off.
 
-    After many local steps fewer rows are off throughout, and a mix of two samples may pass for one. It spoils
-    the input of the one that is not there; the other's is right, and its signs give the true direction.
+    After many local steps fewer rows are off throughout, and a mix of two samples may pass for one.
+    It spoils the input of the one that is not there; the other's is right, and its signs give the
+    true direction.
     """
     side, b = pool.side, factors.b
     chosen = sparsest_independent(pool.vectors, pool.sparsity + pool.firmness)

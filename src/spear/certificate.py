@@ -20,8 +20,8 @@ from spear.replay import Loss, Replay, Replayed
 from spear.retraining import Retrained, retrain
 from spear.selection import Selection
 
-# "Exact" is an error below 1e-3 of the data's range (60 dB); the predicted error must be half of that, and
-# is relative to the sample's own size, which leaves 15 dB and more (docs/algorithm.md).
+# "Exact" is an error below 1e-3 of the data's range (60 dB); the predicted error must be half of
+# that, and is relative to the sample's own size, which leaves 15 dB and more (docs/algorithm.md).
 _EXACT = 5e-4
 # Rows in which a wrong direction is zero and a sample is not: each shows that the direction holds
 # nothing of the sample. Three, so that no single misread zero decides.
@@ -75,7 +75,8 @@ def certify(
         no = torch.zeros_like(precise)
         return Certificate(no, Proof.NONE, error, precise, None, False, (), "")
     if factors.view.training is not None and not factors.view.training.one_step:
-        return _of_training(factors, selection, error, precise, model, loss)
+        retrained = _retrained(factors, selection, model, loss)
+        return _of_training(selection, retrained, error, precise)
     certified, doubts = pattern_holds(factors, selection)
     replayed: Replayed | str = "no model was given"
     if model is not None:
@@ -122,20 +123,20 @@ def _faint(certified: Tensor, precise: Tensor) -> tuple[str, ...]:
     return (words,) if faint else ()
 
 
-def _of_training(
-    factors: Factors,
-    selection: Selection,
-    error: Tensor,
-    precise: Tensor,
-    model: nn.Module | None,
-    loss: Loss | None,
-) -> Certificate:
-    """After several local steps signs and zeros need not match: only the training, repeated, proves."""
-    no = torch.zeros_like(precise)
+def _retrained(
+    factors: Factors, selection: Selection, model: nn.Module | None, loss: Loss | None
+) -> Retrained | str:
     if model is None:
-        retrained: Retrained | str = "no model was given"
-    else:
-        retrained = retrain(factors, selection, model, loss)
+        return "no model was given"
+    return retrain(factors, selection, model, loss)
+
+
+def _of_training(
+    selection: Selection, retrained: Retrained | str, error: Tensor, precise: Tensor
+) -> Certificate:
+    """After several local steps signs and zeros need not match: only repeating them proves."""
+    no = torch.zeros_like(precise)
+    doubts: tuple[str, ...]
     if isinstance(retrained, str):
         doubts = (f"several local steps are proved only by repeating them, and {retrained}",)
         return Certificate(no, Proof.NONE, error, precise, None, False, doubts, "")
@@ -327,7 +328,7 @@ def _uncontaminated(selection: Selection, sound: Tensor) -> Tensor:
 
 
 def _spare(side: Side, zeros: Tensor) -> Tensor:
-    """Which of the zero rows (rows,) would be zero even if the direction had not been solved for them."""
+    """Which of the zero rows (rows,) would be zero even if it had not been solved for them."""
     spare = torch.zeros_like(zeros)
     U, s, _ = torch.linalg.svd(side.basis[zeros], full_matrices=False)
     rank = int((s > UNDECIDED * side.zero).sum())

@@ -54,7 +54,7 @@ class Quiet:
 
     @staticmethod
     def of(factors: Factors) -> Quiet:
-        """Noise over n inputs raises singular values, s~^2 = s^2 + n noise^2; U_j carries noise s~/s^2."""
+        """Noise over n inputs raises singular values, s~^2 = s^2 + n noise^2; U_j's is s~/s^2."""
         raised, noise = factors.singular_values, factors.noise
         signal = raised.square() - factors.view.inputs * noise**2
         scales = signal.clamp_min(1e-3 * raised.square()) / (noise * raised)

@@ -28,8 +28,8 @@ FINDERS: dict[str, Callable[[], Finder]] = {
 }
 
 
-# After many local steps patterns match less well: 0.94 and more was seen for right samples. Every wrong one
-# takes off half of its share.
+# After many local steps patterns match less well: 0.94 and more was seen for right samples. Every
+# wrong one takes off half of its share.
 _LIKELY = 0.85
 
 
@@ -207,8 +207,8 @@ def _conclude(
     elif factors.view.training is not None and not count and selection.match >= _LIKELY:
         outcome = Outcome.APPROXIMATE
         reason = (
-            f"{b} samples were found that fit the update (lambda {selection.match:.3f}), but nothing is "
-            f"proved: {doubts}"
+            f"{b} samples were found that fit the update (lambda {selection.match:.3f}), but "
+            f"nothing is proved: {doubts}"
         )
     elif count:
         outcome = Outcome.PARTIAL
@@ -221,8 +221,10 @@ def _conclude(
         )
     if certificate.remark:
         reason += f"; {certificate.remark}"
-    if not factors.view.reads_data:
-        reason += f"; these are inputs of layer {factors.view.layer!r}, computed from the data"
+    if factors.view.training is not None:
+        reason += f"; subtracting weights left noise of {factors.relative_noise:.0e} of an entry"
+    if factors.view.meaning:
+        reason += f"; {factors.view.meaning}"
     return Inversion(
         inputs=inputs,
         batch_size=b,

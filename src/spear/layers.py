@@ -17,6 +17,7 @@ Relu = Literal["after", "before", "both"]
 
 _RELU_CALLS = {"relu", "relu_", torch.relu, torch.relu_, nn.functional.relu, nn.functional.relu_}
 _RESHAPE_CALLS = {"view", "reshape", "flatten", "contiguous", torch.flatten, torch.reshape}
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 # Pooling after a ReLU keeps its inputs non-negative, and the zeros where a whole window is off.
 _POOLING = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
@@ -29,6 +30,7 @@ class LayerReport:
     relu: Relu | None
     why: str
     reads_data: bool = False  # its inputs are the model's own, reshaped at most
+    caveat: str = ""  # what else, besides earlier layers, stands between its inputs and the data
 
     @property
     def attackable(self) -> bool:
@@ -88,7 +90,7 @@ class SoftRelu(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.width: torch.Tensor | None = None  # broadcasts with the input; None is a hard ReLU
-        self.seen: torch.Tensor | None = None
+        self.seen = torch.zeros(0)  # its last input, if hard
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         if self.width is None:
@@ -136,13 +138,15 @@ def _report(name: str, uses: list[fx.Node], modules: dict[str, nn.Module]) -> La
         return LayerReport(name, None, why)
     after, why_not_after = _relu_after(uses[0], modules)
     before = _relu_before(uses[0], modules)
-    data = _reads_data(uses[0], modules)
+    data, caveat = _reads_data(uses[0], modules), _caveat(uses[0], modules)
     if after and before:
-        return LayerReport(name, "both", "a ReLU stands before and after it", data)
+        return LayerReport(name, "both", "a ReLU stands before and after it", data, caveat)
     if after:
-        return LayerReport(name, "after", "a ReLU follows it: its output gradient is sparse", data)
+        why = "a ReLU follows it: its output gradient is sparse"
+        return LayerReport(name, "after", why, data, caveat)
     if before:
-        return LayerReport(name, "before", "a ReLU stands before it: its inputs are sparse", data)
+        why = "a ReLU stands before it: its inputs are sparse"
+        return LayerReport(name, "before", why, data, caveat)
     return LayerReport(name, None, f"no ReLU stands before it, and {why_not_after}", data)
 
 
@@ -179,6 +183,28 @@ def _reads_data(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     return _is_transparent(sources[0], modules) and _reads_data(sources[0], modules)
 
 
+def _caveat(node: fx.Node, modules: dict[str, nn.Module]) -> str:
+    """Random or batch-wide steps in train mode among all that leads to a node."""
+    seen, open_ = set(), [node]
+    while open_:
+        for source in open_.pop().all_input_nodes:
+            module = modules.get(str(source.target)) if source.op == "call_module" else None
+            if isinstance(module, _DROPOUT) and module.training and module.p > 0:
+                return (
+                    f"dropout ({source.target!r}, in train mode) is active before it: what comes back "
+                    "is the client's input with random entries dropped"
+                )
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+                return (
+                    f"batch norm ({source.target!r}, in train mode) stands before it: what comes back "
+                    "is normalised over the client's batch"
+                )
+            if source not in seen:
+                seen.add(source)
+                open_.append(source)
+    return ""
+
+
 def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if node.op == "call_module":
         return isinstance(modules[str(node.target)], nn.ReLU)
@@ -189,7 +215,7 @@ def _is_transparent(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     """Does the node hand every value on unchanged?"""
     if node.op == "call_module":
         module = modules[str(node.target)]
-        if isinstance(module, nn.Dropout):
+        if isinstance(module, _DROPOUT):
             return not module.training or module.p == 0
         return isinstance(module, (nn.Identity, nn.Flatten, nn.Unflatten))
     return node.op in ("call_function", "call_method") and node.target in _RESHAPE_CALLS

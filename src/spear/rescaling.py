@@ -1,13 +1,13 @@
 """The scale of noisy samples, and their labels, from the network behind the layer.
 
 Under noise a direction is well known: hundreds of rows fix it. Its scale hangs on the bias gradient
-alone, one number with the noise of one pixel, and that doubles the error of every recovered input. But
-with the model at hand the length of a sample's gradient can be computed: it is |dL/dz| at the recovered z,
-times what the batch was divided by, times what clipping left of it.
+alone, one number with the noise of one pixel, and that doubles the error of every recovered input.
+But with the model at hand the length of a sample's gradient can be computed: it is |dL/dz| at the
+recovered z, times what the batch was divided by, times what clipping left of it.
 
 dL/dz jumps wherever a hidden neuron changes sides, and z is uncertain. So z is first moved, within
-its error, to where the network's gradient points along the recovered one, through ReLUs that are as soft
-as their inputs are uncertain.
+its error, to where the network's gradient points along the recovered one, through ReLUs that are as
+soft as their inputs are uncertain.
 """
 
 from __future__ import annotations
@@ -102,15 +102,16 @@ class _Rescaling:
             remark = "; ".join(filter(None, [remark, words]))
         return Rescaled(rescaled, torch.where(found, labels, -1), remark)
 
-    def _ordinary(self, found: Tensor, scale: Tensor) -> Tensor:
+    def _ordinary(self, found: Tensor, so_far: Tensor) -> Tensor:
         """The scale (b,) of samples without a label: the bias gradient's, drawn to the usual."""
-        noise = self.factors.view.inputs * (self.error / scale).square()
-        lengths = ((self.selection.C / scale[:, None]).square().sum(1) - noise).clamp_min(
+        noise = self.factors.view.inputs * (self.error / so_far).square()
+        lengths = ((self.selection.C / so_far[:, None]).square().sum(1) - noise).clamp_min(
             1e-3 * noise
         )
         usual = lengths[found].median() if bool(found.any()) else lengths.median()
         doubt = self.error.square() / (self.error.square() + _SPREAD**2)
-        return (lengths / usual) ** (doubt / 2)
+        scale: Tensor = (lengths / usual) ** (doubt / 2)
+        return scale
 
     def _sided(self, z: Tensor) -> Tensor:
         """Preactivations (b, m), on the side of zero that the pattern says."""
@@ -189,7 +190,8 @@ class _Rescaling:
             value = self.replay.total(self.replay.network, z_i[None], label[None])
             slopes = torch.autograd.grad(value, parameters, materialize_grads=True)
             behind.append(sum(float(slope.square().sum()) for slope in slopes))
-        return (d * (x + 1) + torch.tensor(behind).to(d)).sqrt()
+        norms: Tensor = (d * (x + 1) + torch.tensor(behind).to(d)).sqrt()
+        return norms
 
 
 def _widths(network: nn.Module, relus: list[SoftRelu], z: Tensor, error: Tensor) -> list[Tensor]:

@@ -1,11 +1,11 @@
 """Running a client's local training again from the recovered samples: the proof for FedAvg.
 
-Weights that a client sends back hold the sum of its gradients over many steps. A neuron may have been on in
-some and off in others, so that signs and zeros no longer match one to one. But with inputs and labels the
-training itself can be repeated, and must lead to the weights that came back.
+Weights that a client sends back hold the sum of its gradients over many steps. A neuron may have
+been on in some and off in others, so that signs and zeros no longer match one to one. But with inputs
+and labels the training itself can be repeated, and must lead to the weights that came back.
 
-It takes b numbers an input: samples are x = C R, so all that W ever does to them is W R^T (m, b), and a
-step changes that by lr dL/dZ C.
+It takes b numbers an input: samples are x = C R, so all that W ever does to them is W R^T (m, b), and
+a step changes that by lr dL/dZ C.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from spear.factors import Factors
 from spear.replay import Loss, Replay
 from spear.selection import Selection
 
-# How far a column of summed gradients may be off, relative to its length. A neuron that rounds to the other
-# side in one step makes 1e-2 of it, and 50 steps of training up to 0.13; a wrong label more than 1, and the
-# others beside it 0.1 to 0.4. Precision comes from the zeros, not from here.
+# How far a column of summed gradients may be off, relative to its length. A neuron that rounds to the
+# other side in one step makes 1e-2 of it, and 50 steps of training up to 0.13; a wrong label more than
+# 1, and the others beside it 0.1 to 0.4. Precision comes from the zeros, not from here.
 _AGREES = 0.2
 _EPOCHS = 200  # that are tried where the number is not known
 _PATIENCE = 3  # epochs after the replayed weights have moved too far
@@ -123,7 +123,8 @@ class _Retraining:
     def _columns(self, replayed: Tensor) -> Tensor:
         """How far each column of the summed dL/dZ is off (b,), relative to its length."""
         Q, L = self.selection.Q, self.factors.L
-        return ((replayed - L) @ Q).norm(dim=0) / (L @ Q).norm(dim=0)
+        off: Tensor = ((replayed - L) @ Q).norm(dim=0) / (L @ Q).norm(dim=0)
+        return off
 
     def _objections(self, moved: dict[str, Tensor]) -> tuple[str, ...]:
         seen = {f"behind.{name}": grad for name, grad in self.factors.view.others.items()}

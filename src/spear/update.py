@@ -12,56 +12,10 @@ from torch import Tensor, nn
 
 from spear.errors import InvalidOption, InvalidUpdate, NoAttackableLayer
 from spear.layers import LayerReport, Relu, inspect_layers
+from spear.local_training import LocalTraining, descent, only_sgd
 
 _BLOCK = 1 << 22  # entries looked at together: 4 M, so that a check never copies a large gradient
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """How a FedAvg client got from the weights it was sent to those it sent back."""
-
-    lr: float
-    epochs: int | None = None
-    batch_size: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    proximal: float = 0.0  # FedProx: its mu
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.lr, (int, float)) or not 0 < self.lr < float("inf"):
-            raise InvalidOption(f"after= needs the client's learning rate lr > 0, got {self.lr!r}")
-        for name in ("epochs", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidOption(f"expected {name} >= 1, got {value}")
-        if not 0 <= self.momentum < 1:
-            raise InvalidOption(f"expected 0 <= momentum < 1, got {self.momentum}")
-        for name in ("weight_decay", "proximal"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InvalidOption(f"expected {name} >= 0, got {getattr(self, name)}")
-        if self.weight_decay and (self.epochs is None or self.batch_size is not None):
-            raise InvalidOption(
-                "weight_decay shrinks the weights at every step: to take that off again the number of "
-                "steps must be known, so give epochs= of full-batch steps"
-            )
-
-    @property
-    def one_step(self) -> bool:
-        return self.epochs == 1 and self.batch_size is None
-
-    def kept(self, steps: int) -> float:
-        """The share of the first weights that weight decay leaves after so many steps."""
-        weight, velocity = 1.0, 0.0
-        for _ in range(steps if self.weight_decay else 0):
-            velocity = self.momentum * velocity + self.weight_decay * weight
-            weight -= self.lr * velocity
-        return weight
-
-    def optimiser(self, parameters: list[nn.Parameter]) -> torch.optim.SGD:
-        return torch.optim.SGD(
-            parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +72,7 @@ class LayerUpdate:
         if self.layer is None:
             return f"one layer, {self.inputs} -> {self.outputs}, given directly"
         lines = [f"attacking {self.layer!r} ({self.inputs} -> {self.outputs}, ReLU {self.relu})"]
+        lines += [r.caveat for r in self.considered if r.name == self.layer and r.caveat]
         names = [report.name for report in self.considered]
         for i, report in enumerate(self.considered):
             if report.name != self.layer:
@@ -125,6 +80,18 @@ class LayerUpdate:
                 too = f"attackable too ({report.why}), but {where} the data"
                 lines.append(f"not {report.name!r}: {too if report.attackable else report.why}")
         return "\n".join(lines)
+
+    @property
+    def meaning(self) -> str:
+        """What the layer's inputs are to the data, in words; empty where they are the data."""
+        own = next((r for r in self.considered if r.name == self.layer), None)
+        if own is None or own.reads_data:
+            return ""
+        words = (
+            f"these are inputs of layer {self.layer!r}, activations computed from the data by what "
+            "stands before it: the data follows as far as that can be inverted"
+        )
+        return f"{words}; {own.caveat}" if own.caveat else words
 
     @property
     def reads_data(self) -> bool:
@@ -153,9 +120,9 @@ def observe(
         gradients: FedSGD: one tensor per parameter, in the order of `model.parameters()`, or a dict
             by parameter name (which may leave parameters out).
         after: FedAvg instead: the state dict the client sent back, with its learning rate `lr`, and
-            `epochs` and `batch_size` if known; `momentum` and `weight_decay` of its SGD, `proximal` (mu)
-            of FedProx, if any. Other optimisers than SGD are refused: Adam and its like scale every
-            entry on its own, and what they send has no low rank.
+            `epochs` and `batch_size` if known; `momentum` and `weight_decay` of its SGD, `proximal`
+            (mu) of FedProx, if any. Other optimisers than SGD are refused: Adam and its like scale
+            every entry on its own, and what they send has no low rank.
         layer: the layer to attack; without it, the attackable one closest to the data.
 
     >>> net = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
@@ -179,13 +146,9 @@ def observe(
     }
     training = None
     if after is not None:
-        if optimizer.lower() != "sgd":
-            raise InvalidOption(
-                f"expected optimizer='sgd', got {optimizer!r}: optimisers that scale every entry on its "
-                "own (Adam, RMSprop, Adagrad, ...) leave no low-rank update to invert"
-            )
+        only_sgd(optimizer)
         training = LocalTraining(lr, **options)  # type: ignore[arg-type]
-        named = _descent(model, after, training)
+        named = descent(model, after, training)
     else:
         given = [name for name, value in {"lr": lr, **options}.items() if value]
         if given:
@@ -211,37 +174,6 @@ def observe(
         considered=reports,
         training=training,
     )
-
-
-def _descent(
-    model: nn.Module, after: Mapping[str, Tensor], training: LocalTraining
-) -> dict[str, Tensor]:
-    """The sum of the client's local gradients: (W before - W after) / lr, without weight decay."""
-    problems, named = [], {}
-    kept = training.kept(training.epochs or 1)
-    for name, before in model.named_parameters():
-        if not isinstance(after.get(name), Tensor):
-            problems.append(f"after= has no tensor {name!r}: expected the state dict sent back")
-        elif after[name].shape != before.shape:
-            problems.append(
-                f"after[{name!r}] has shape {tuple(after[name].shape)}, "
-                f"the model's has {tuple(before.shape)}"
-            )
-        else:
-            sent_back = after[name].to(before.device, before.dtype)
-            named[name] = (kept * before.detach() - sent_back) / training.lr
-    known = set(model.state_dict())
-    problems += [
-        f"after= has {name!r}, which the model has not" for name in after if name not in known
-    ]
-    if not problems and not any(bool(moved.any()) for moved in named.values()):
-        problems.append(
-            "after= equals the model: the client did not train, or the state dict is the model's own "
-            "(state_dict() returns references: copy it before training)"
-        )
-    if problems:
-        raise InvalidUpdate(problems)
-    return named
 
 
 def _by_name(

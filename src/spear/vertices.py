@@ -5,10 +5,10 @@ c . h = 1, every sample is a point of
 
     { c : V c >= 0, c . h = 1 },
 
-and where it has b - 1 independent zeros, a vertex. Its zeros are many more than b - 1, and the more of them, the
-wider the cone of directions in which it is the farthest point: a linear programme along a random direction
-ends in a sample nearly always at b = 10, m = 400, and every fourth time at b = 20 in the last layer of six.
-The paper leaves this layer to the sampling of submatrices.
+and where it has b - 1 independent zeros, a vertex. Its zeros are many more than b - 1, and the more of
+them, the wider the cone of directions in which it is the farthest point: a linear programme along a
+random direction ends in a sample nearly always at b = 10, m = 400, and every fourth time at b = 20 in
+the last layer of six. The paper leaves this layer to the sampling of submatrices.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def away_from(found: Tensor, white: Tensor, generator: torch.Generator) -> Tenso
 def farthest(white: Tensor, h: Tensor, direction: Tensor) -> Tensor | None:
     """The c (b,) farthest along a direction with white c >= 0 and c . h = 1; None if there is no end.
 
-    Rounding leaves a sample's zeros a little negative: that moves a vertex, and rounding it to the kernel of
-    all its zeros brings it back.
+    Rounding leaves a sample's zeros a little negative, which moves a vertex; taking the kernel of all
+    its zeros brings it back.
     """
     solution = linprog(
         -direction.cpu().numpy(),
