@@ -31,14 +31,12 @@ def gradients_by_name(view: LayerUpdate) -> dict[str, Tensor]:
     return {**own, **view.others}
 
 
-def gradient_distance(
-    factors: Factors, model: nn.Module, labels: Tensor, loss: Loss, *, exact_rank: bool = True
-) -> Distance:
+def gradient_distance(factors: Factors, model: nn.Module, labels: Tensor, loss: Loss) -> Distance:
     """The distance to the update, by the faster way where the model allows it."""
     behind = _behind(factors.view, model)
     if behind is None:
         return whole_distance(factors.view, model, labels, loss)
-    return layered_distance(factors, behind, labels, loss, low_rank=exact_rank)
+    return layered_distance(factors, behind, labels, loss)
 
 
 def whole_distance(view: LayerUpdate, model: nn.Module, labels: Tensor, loss: Loss) -> Distance:
