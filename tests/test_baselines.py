@@ -151,6 +151,18 @@ def test_geiping_same_seed_same_bits_and_other_seed_other_bits():
     assert not torch.equal(run(0), run(1))
 
 
+def test_the_callers_modes_are_no_obstacle():
+    planted = plant(3, seed=1)
+    free = geiping(planted, iterations=5).inputs
+    with torch.no_grad():
+        assert torch.equal(geiping(planted, iterations=5).inputs, free)
+    view = planted.view
+    attack = GeipingAttack(iterations=5, total_variation=0, boxed=False)
+    with torch.inference_mode():
+        again = attack.invert(view, model=planted.model, labels=planted.labels).inputs
+    assert torch.equal(again, free)
+
+
 def test_of_several_restarts_the_lowest_objective_wins():
     planted = plant(4, seed=1)
     single = []

@@ -123,12 +123,12 @@ class GeipingAttack:
         assert labels is not None
         sizes = tuple(shape) if shape is not None else (view.inputs,)
         generator = generator or torch.Generator().manual_seed(0)
-        best = trial = _Trial(self._start(len(labels), sizes, view, generator))
         with torch.inference_mode(False), torch.enable_grad(), clock.watch.stage("optimise"):
+            best = trial = _Trial(self._start(len(labels), sizes, view, generator))
             distance = gradient_distance(
                 factors, model, labels, loss or nn.functional.cross_entropy
             )
-            objective = self._objective(distance, sizes, flat=_takes_flat(view))
+            objective = self._objective(distance, flat=_takes_flat(view))
             _try(objective, trial.X.requires_grad_())
             try:
                 for restart in range(self.restarts):
@@ -175,7 +175,7 @@ class GeipingAttack:
         passed = sum(step >= share * self.iterations for share in _DECAY)
         return self.lr * 0.1**passed
 
-    def _objective(self, distance: Distance, shape: tuple[int, ...], *, flat: bool) -> Distance:
+    def _objective(self, distance: Distance, *, flat: bool) -> Distance:
         def objective(X: Tensor) -> Tensor:
             value = distance(X.flatten(1) if flat else X)
             if self.total_variation > 0:
