@@ -20,9 +20,9 @@ from spear.replay import Loss, Replay, Replayed
 from spear.retraining import Retrained, retrain
 from spear.selection import Selection
 
-# "Exact" is an error below 1e-3 of the data's range (60 dB); the predicted error must be half of
-# that, and is relative to the sample's own size, which leaves 15 dB and more (docs/algorithm.md).
-_EXACT = 5e-4
+# "Exact" is an error below 1e-3 of the data's range (60 dB); the predicted error must be five times
+# smaller, since the prediction is a standard deviation, and of the sample's own size.
+_EXACT = 2e-4
 # Rows in which a wrong direction is zero and a sample is not: each shows that the direction holds
 # nothing of the sample. Three, so that no single misread zero decides.
 _EXCLUDING_ROWS = 3

@@ -50,14 +50,11 @@ class Column:
         numbers = torch.tensor(entries, dtype=torch.float64)
         if not bool(numbers.isfinite().all()):
             raise InvalidOption(f"column {name!r}: expected finite numbers, got NaN or infinity")
-        constant = bool((numbers == numbers[0]).all())
+        std = float(numbers.std(correction=0))
+        # What differs by less than rounding, or so little that its square vanishes, is constant.
+        constant = std <= torch.finfo(torch.float64).eps * float(numbers.abs().max())
         mean = float(numbers[0] if constant else numbers.mean())
-        return Column(
-            name,
-            mean=mean,
-            std=1.0 if constant else float(numbers.std(correction=0)),
-            constant=constant,
-        )
+        return Column(name, mean=mean, std=1.0 if constant else std, constant=constant)
 
     @property
     def discrete(self) -> bool:
