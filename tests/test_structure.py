@@ -15,6 +15,7 @@ CORE = [
     "pool",
     "selection",
     "patterns",
+    "partial",
     "sampling",
     "guesses",
     "settling",

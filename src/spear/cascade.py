@@ -53,6 +53,7 @@ _EXCESS = 3  # rows beyond the rank, which no accident explains
 # by one (kernels round to them up to 1e-2 on real batches).
 _LOUD = 5e-3
 _SURELY_OFF = 0.7  # share of the rows with a negative sign that is used, the most negative ones
+_FLOOD = 20  # firm directions per sample: so many are mixes, and more of them help no one
 _FEW = 4  # missing samples up to which single rows are tried first
 
 
@@ -87,14 +88,7 @@ class CascadeFinder:
         self, factors: Factors, *, generator: torch.Generator, watch: Watch
     ) -> Iterator[Directions]:
         if factors.relative_noise > _LOUD and factors.view.relu != "before":
-            yield from estimate(
-                factors,
-                starts=self.starts,
-                steps=self.steps,
-                patience=self.patience,
-                generator=generator,
-                watch=watch,
-            )
+            yield from self._estimates(factors, generator, watch)
             return
         if factors.view.relu == "before":
             inputs = factors.inputs
@@ -108,6 +102,10 @@ class CascadeFinder:
             return
         side = factors.outputs
         pool = Pool(side, threshold=factors.b / side.size, watch=watch)
+        if factors.uneven:  # faint samples make whitened rows noisy; estimates weigh that
+            for found in self._estimates(factors, generator, watch):
+                pool.keep(found, found.firmness > 0)
+            yield pool.snapshot(reserve=False)
         yield from self._rounds(factors, pool, generator, watch)
         if factors.view.training is not None and not watch.expired:
             with watch.stage("repair"):
@@ -115,11 +113,25 @@ class CascadeFinder:
             if repaired:
                 yield pool.snapshot()
 
+    def _estimates(
+        self, factors: Factors, generator: torch.Generator, watch: Watch
+    ) -> Iterator[Directions]:
+        return estimate(
+            factors,
+            starts=self.starts,
+            steps=self.steps,
+            patience=self.patience,
+            generator=generator,
+            watch=watch,
+        )
+
     def _rounds(
         self, factors: Factors, pool: Pool, generator: torch.Generator, watch: Watch
     ) -> Iterator[Directions]:
         side, whole, b = factors.outputs, both_halves(factors), factors.b
         missing, idle = whole, 0
+        if len(pool):
+            missing = without(whole, *trusted(whole, *pool.firm()))
         while missing.missing and not watch.expired:
             residual = balance(missing)
             if idle < self.patience:
@@ -127,7 +139,9 @@ class CascadeFinder:
             elif idle == self.patience and _span_cluster(pool, whole, watch):
                 yield pool.snapshot()
                 return
-            elif watch.count("submatrices", 0) < min(self.max_samples, _all_of(side)):
+            elif len(pool) <= _FLOOD * b and watch.count("submatrices", 0) < min(
+                self.max_samples, _all_of(side)
+            ):
                 grown = _sample(pool, residual, generator, watch)
             else:
                 watch.remark(_stuck(residual, b, watch))
@@ -171,7 +185,8 @@ def by_signs(factors: Factors, pool: Directions) -> Tensor:
     true direction.
     """
     side, b = pool.side, factors.b
-    chosen = sparsest_independent(pool.vectors, pool.sparsity + pool.firmness)
+    white = unit(pool.vectors * side.scales[:, None], 0)
+    chosen = sparsest_independent(white, pool.sparsity + pool.firmness)
     if len(chosen) < b:
         return side.white.new_zeros(0, b)
     C = scale(torch.linalg.inv(pool.vectors[:, chosen]), factors.bias_coordinates)  # (b, b)

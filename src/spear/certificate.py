@@ -100,6 +100,8 @@ def certify(
             remark = "no gradient of a later layer to compare, so the replay only gave labels"
         certified = certified & replayed.matched
         doubts = _doubts_of(replayed, certified, doubts)
+        if replayed.vanished:
+            doubts = (*doubts, _vanished(replayed.vanished, len(certified)))
         if bool(replayed.merged.any()):
             doubts = (*doubts, _merged(int(replayed.merged.sum())))
             certified = certified & ~replayed.merged
@@ -111,7 +113,8 @@ def certify(
         labels = torch.where(replayed.matched, replayed.labels, -1)
     doubts = (*doubts, *_faint(certified, precise))
     certified = certified & precise
-    whole = bool(certified.all())
+    gone = not isinstance(replayed, str) and replayed.vanished > 0
+    whole = bool(certified.all()) and not gone
     proof = proof if bool(certified.any()) else Proof.NONE
     return Certificate(certified, proof, error, precise, labels, whole, doubts, remark)
 
@@ -156,6 +159,13 @@ def _of_training(
     remark = f"{retrained.epochs} local epochs repeated"
     whole = bool(certified.all())
     return Certificate(certified, proof, error, precise, labels, whole, doubts, remark)
+
+
+def _vanished(count: int, shown: int) -> str:
+    return (
+        f"the gradients were divided by {shown + count}, so {count} more samples than the {shown} that "
+        "show were in the batch: their gradient has vanished, and nothing is known of them"
+    )
 
 
 def _merged(count: int) -> str:
@@ -280,7 +290,7 @@ def scale_range(factors: Factors, selection: Selection) -> tuple[Tensor, Tensor]
     D = (factors.L @ selection.Q).abs()  # (m, b)
     level = factors.zero * selection.Q.norm(dim=0)
     Z = factors.preactivation @ selection.C.T  # (m, b) = W x
-    slack = factors.preactivation_slack[:, None] * selection.C.norm(dim=1)
+    slack = factors.weight_lengths * factors.reach(selection.C)
     bias = factors.view.bias.to(Z)[:, None]
     off, on = D <= level, D > UNDECIDED * level
     # Where off, t Z + bias <= slack; where on, t Z + bias >= -slack.

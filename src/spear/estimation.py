@@ -12,6 +12,7 @@ With the true pattern this is as good as knowing dL/dZ itself, up to the scale (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,9 +32,11 @@ from spear.patterns import (
     trusted,
     without,
 )
+from spear.pool import Pool
 
-# A guess is off by more than the noise; zeros are first looked for at this share of a typical entry.
-_TEMPER = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.0)
+# A guess is off by more than the noise; zeros are first looked for at this share of a typical entry,
+# then at half of it, and so on down to the noise.
+_TEMPER = 0.3
 _SIGN_ODDS = 2.0  # log odds per typical preactivation, as long as z is itself only a guess
 _RIDGE = 0.5  # of the signs: between a guess (1.5) and an exact pattern (0.1)
 # Share of rows whose sign some input explains: 0.89 and more for samples at the noisiest setting of
@@ -95,7 +98,7 @@ def estimate(
     whole, quiet = both_halves(factors), Quiet.of(factors)
     b = factors.b
     p, off = whole.U.new_zeros(b, 0), whole.U.new_zeros(len(whole.U), 0)
-    missing, idle = whole, 0
+    missing, idle, fewest = whole, 0, b
     while missing.missing and idle < patience and not watch.expired:
         residual = balance(missing)
         watch.count("rounds")
@@ -111,10 +114,11 @@ def estimate(
             break
         with watch.stage("read"):
             q, c = trusted(whole, quiet.white(p), off.T, agrees=_AGREES_FEW)
-            before, missing = missing.missing, without(whole, q, c)
+            missing = without(whole, q, c)
         kept = (quiet.vector(q.T).T @ p).abs().argmax(1)  # without mixes, which fit no longer
         p, off = p[:, kept], off[:, kept]
-        idle = 0 if missing.missing < before else idle + 1
+        idle = 0 if missing.missing < fewest else idle + 1
+        fewest = min(fewest, missing.missing)
         watch.report("search", found=b - missing.missing, batch_size=b)
     if p.shape[1] == b:
         with watch.stage("refine"):
@@ -141,9 +145,10 @@ def polish(
     z = score if by_sign else score - score.mean(0)
     p = quiet.vector(residual.q_basis @ q)
     if by_sign:
-        p = quiet.annihilated(torch.sigmoid(-2 * _SIGN_ODDS * z), _TEMPER[0])
+        p = quiet.annihilated(torch.sigmoid(-2 * _SIGN_ODDS * z), _TEMPER)
     off = torch.zeros_like(score)
-    for temper in _TEMPER:
+    loudest = float((quiet.basis @ p).square().mean(0).max().sqrt())
+    for temper in _tempers(loudest):
         off = torch.sigmoid(_odds_by_size(quiet.basis @ p, temper) - _SIGN_ODDS * z)
         p = quiet.annihilated(off, temper)
         on = 1 - torch.sigmoid(_odds_by_size(quiet.basis @ p, temper))
@@ -154,6 +159,12 @@ def polish(
     kept = distinct(p, torch.where(fits >= least, fits, -1.0), p.shape[1])
     kept = kept[fits[kept] >= least]
     return p[:, kept], off[:, kept]
+
+
+def _tempers(loudest: float) -> list[float]:
+    """Shares of a typical entry that count as noise, halved until they are below the noise itself."""
+    halvings = max(1, math.ceil(math.log2(max(1.0, _TEMPER * loudest))))
+    return [_TEMPER / 2**i for i in range(halvings + 1)] + [0.0]
 
 
 def _agrees(missing: int) -> float:
@@ -203,7 +214,17 @@ def _independent(p: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _directions(factors: Factors, quiet: Quiet, p: Tensor, off: Tensor) -> Directions:
+    """As directions of the outputs' side. Where the noise is small, only those with a sharp kernel.
+
+    A faint sample's direction that is not sharp holds more of the loud samples than of its own.
+    """
     side = factors.outputs
     vectors = unit(quiet.white(p).T / side.scales[:, None], 0)
-    firm = torch.full((p.shape[1],), 2, dtype=torch.int64, device=p.device)
-    return Directions(side, vectors, off > 0.5, firm)
+    if factors.noisy:
+        firm = torch.full((p.shape[1],), 2, dtype=torch.int64, device=p.device)
+        return Directions(side, vectors, off > 0.5, firm)
+    pool = Pool(side, threshold=0.0)
+    found = pool.rounded(quiet.white(p))
+    near = (unit(found.vectors * side.scales[:, None], 0).T @ quiet.white(p).T).abs() > _ONE
+    sharp = near.any(1) & (found.firmness > 0)
+    return found.pick(sharp.nonzero().flatten().tolist())

@@ -8,6 +8,7 @@ then has one error level for all entries of L q, from which every tolerance of S
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ UNDECIDED = 10.0
 # Up to this noise, relative to the gradient's entries, (b-1)-row kernels stay sharp: they amplify
 # noise by the condition of the submatrix, 1e2 to 1e3 on real batches.
 _NOISY = 1e-4
+_FAINT = 3.0  # roundings of the loudest sample that a sample must stand above
+_UNEVEN = 1e3  # times the noise's edge; below it, whitened coordinates are too noisy for kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +65,7 @@ class Factors:
     zero: float  # |entry of L q|, q of unit length, below this counts as zero
     live_rows: Tensor  # (m,) bool: some sample is active in the neuron
     live_columns: Tensor  # (n,) bool: some sample is nonzero in the input
+    faded: bool = False  # are there further samples, too faint to be told from noise?
 
     @property
     def b(self) -> int:
@@ -81,6 +85,36 @@ class Factors:
     @property
     def noisy(self) -> bool:
         return self.relative_noise > _NOISY
+
+    @property
+    def uneven(self) -> bool:
+        """Is the faintest sample near the noise, though the others are not?"""
+        edge = self.noise * (math.sqrt(self.view.outputs) + math.sqrt(self.view.inputs))
+        return float(self.singular_values[-1]) < _UNEVEN * edge
+
+    def within(self, white: Tensor) -> Factors:
+        """The part of the update that lies along some directions (k, b), white; the rest is noise."""
+        B = torch.linalg.qr(white.T).Q  # (b, k)
+        A, s, _ = torch.linalg.svd(B.T * self.singular_values)
+        outside = torch.diag(self.singular_values) - B @ (B.T * self.singular_values)  # (b, b)
+        loudest = max(
+            float(torch.linalg.matrix_norm(outside, 2)), self.noise * self.view.inputs**0.5
+        )
+        return self._part(self.left @ B @ A, torch.cat([s, s.new_tensor([loudest])]))
+
+    def _part(self, left: Tensor, spectrum: Tensor) -> Factors:
+        """Leading singular vectors (m, k) and values (k + 1,): what is left out counts as noise."""
+        # It is no white noise but a few directions, so it may fall on few entries.
+        loudest = float(spectrum[-1])
+        return dataclasses.replace(
+            self,
+            batch_size=left.shape[1],
+            left=left,
+            spectrum=spectrum,
+            noise=loudest / math.sqrt(self.view.inputs),
+            zero=_DEVIATIONS * loudest / math.sqrt(self.view.outputs),
+            faded=True,
+        )
 
     @cached_property
     def L(self) -> Tensor:
@@ -115,11 +149,21 @@ class Factors:
         return torch.cat([H, H - lr * self.L]), torch.cat([bias, bias - moved])
 
     @cached_property
-    def preactivation_slack(self) -> Tensor:
-        """eps |W_k| (m,): times |x| it bounds the client's own rounding of a preactivation."""
+    def weight_lengths(self) -> Tensor:
+        """|W_k| (m, 1)."""
+        weight = self.view.weight.detach()
+        lengths: Tensor = torch.linalg.vector_norm(weight, dim=1).to(self.left)
+        return lengths[:, None]
+
+    def reach(self, C: Tensor) -> Tensor:
+        """Times |W_k|, how far off the preactivation of x = C R (..., b) may be.
+
+        By the client's own rounding, and by what the update's noise leaves in the input.
+        """
         eps = torch.finfo(self.view.weight.dtype).eps
-        lengths: Tensor = torch.linalg.vector_norm(self.view.weight.detach(), dim=1).to(self.left)
-        return eps * lengths
+        noise = _DEVIATIONS * self.noise * (C / self.singular_values).norm(dim=-1)
+        reach: Tensor = eps * C.norm(dim=-1) + noise
+        return reach
 
     @cached_property
     def outputs(self) -> Side:
@@ -163,11 +207,19 @@ def factorise(view: LayerUpdate) -> Factors:
     b = batch_size_from(s, m, n, torch.finfo(G.dtype).eps)
     if view.relu == "before" and b is not None and b >= view.outputs - 1:
         b = None  # an output layer's gradients sum to zero over classes: any larger batch looks so
-    rank = b if b is not None else 0
+    rank = b if b is not None else _fading(s, torch.finfo(G.dtype).eps)
     left = U.new_zeros(view.outputs, rank)
     left[live_rows] = U[:, :rank]
     noise, loudest = _noise(U, s, rank, m, n)
-    return Factors(view, s, b, left, noise, _DEVIATIONS * loudest, live_rows, live_columns)
+    factors = Factors(view, s, b, left, noise, _DEVIATIONS * loudest, live_rows, live_columns)
+    return factors if b is not None or not rank else factors._part(left, s[: rank + 1])
+
+
+def _fading(s: Tensor, eps: float) -> int:
+    """How many samples stand out where the spectrum fades into rounding without a gap; else 0."""
+    if len(s) < 4 or float(s[len(s) // 2]) > eps * float(s[0]):
+        return 0  # it does not reach rounding: a batch as large as the layer, or noise
+    return int((s >= _FAINT * eps * s[0]).sum())
 
 
 def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:

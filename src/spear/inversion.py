@@ -15,7 +15,7 @@ from spear.certificate import Certificate, Proof, certify
 from spear.directions import Directions, Finder, Progress, Watch
 from spear.errors import InvalidOption, InvalidUpdate, NotExact
 from spear.factors import Factors, factorise
-from spear.patterns import approximate_inputs
+from spear.partial import approximate_inputs, explained
 from spear.replay import Loss
 from spear.rescaling import rescale
 from spear.sampling import SamplingFinder
@@ -113,28 +113,14 @@ def invert(
         return _finish(_nothing(factors, watch.stats, _no_batch(factors)), throw)
     generator = generator or torch.Generator(factors.left.device).manual_seed(0)
 
-    best: Selection | None = None
-    pool: Directions | None = None
-    ended = "the finder gave up"
-    try:
-        with watch.stage("search"):
-            for pool in search.search(factors, generator=generator, watch=watch):
-                with watch.stage("select"):
-                    chosen = select(factors, pool, watch)
-                if chosen is not None and (best is None or chosen.match > best.match):
-                    best = chosen
-                if best is not None and search.satisfied(factors, best.match):
-                    ended = "every pattern matched"
-                    break
-        if watch.expired:
-            ended = f"max_seconds = {max_seconds:g} had passed"
-    except KeyboardInterrupt:
-        ended = "it was interrupted"
-        watch.count("interrupted")
-    ended = "; ".join([ended, *watch.remarks])
+    found = _searched(factors, search, generator, watch)
+    best, ended = found.best, "; ".join([found.ended, *watch.remarks])
+    if best is None and found.pool is not None:
+        with watch.stage("select"):
+            factors, best = explained(factors, found.pool, watch)
     if best is None:
         with watch.stage("reconstruct"):
-            C = approximate_inputs(factors, pool) if pool is not None else None
+            C = approximate_inputs(factors, found.pool) if found.pool is not None else None
             return _finish(_incomplete(factors, C, watch.stats, ended), throw)
 
     watch.report("judge", batch_size=factors.b)
@@ -146,6 +132,36 @@ def invert(
     with watch.stage("reconstruct"):
         inputs = factors.reconstruct(best.C)
     return _finish(_conclude(factors, best, certificate, inputs, watch.stats, ended), throw)
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """What a search came to."""
+
+    best: Selection | None
+    pool: Directions | None
+    ended: str
+
+
+def _searched(factors: Factors, search: Finder, generator: torch.Generator, watch: Watch) -> _Found:
+    """Directions, and the best choice of b of them, until every pattern matches or the search ends."""
+    best: Selection | None = None
+    pool: Directions | None = None
+    try:
+        with watch.stage("search"):
+            for pool in search.search(factors, generator=generator, watch=watch):
+                with watch.stage("select"):
+                    chosen = select(factors, pool, watch)
+                if chosen is not None and (best is None or chosen.match > best.match):
+                    best = chosen
+                if best is not None and search.satisfied(factors, best.match):
+                    return _Found(best, pool, "every pattern matched")
+    except KeyboardInterrupt:
+        watch.count("interrupted")
+        return _Found(best, pool, "it was interrupted")
+    if watch.expired:
+        return _Found(best, pool, f"max_seconds = {watch.max_seconds:g} had passed")
+    return _Found(best, pool, "the finder gave up")
 
 
 def _rescaled(
@@ -194,7 +210,7 @@ def _conclude(
 ) -> Inversion:
     count, b = int(certificate.certified.sum()), factors.b
     doubts = "; ".join(certificate.doubts)
-    if certificate.whole:
+    if certificate.whole and not factors.faded:
         outcome = Outcome.EXACT
         reason = f"all {b} samples recovered, proved by {certificate.proof.value}"
     elif factors.noisy and not bool(certificate.precise.any()):
@@ -221,6 +237,11 @@ def _conclude(
         )
     if certificate.remark:
         reason += f"; {certificate.remark}"
+    if factors.faded:
+        reason += (
+            f"; besides these {b} the batch holds samples whose gradient has vanished, or nearly: they "
+            "are too faint to be told from noise, and not guessed"
+        )
     if factors.view.training is not None:
         reason += f"; subtracting weights left noise of {factors.relative_noise:.0e} of an entry"
     if factors.view.meaning:

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spear import theory
-from spear.directions import Directions, unit
+from spear.directions import unit
 from spear.factors import Factors
 from spear.selection import sparsest_independent
 
@@ -37,10 +36,8 @@ _HALVINGS = 6  # of a Newton step that overshoots
 # Share of rows whose sign agrees with the zeros: 0.97 and more for samples; for mixes of samples
 # with spare zeros up to 0.93 was seen.
 AGREES = 0.95
-_AGREES_NOISY = 0.8  # where noise hides some of the zeros
 _SUSPECTS = 16  # directions with the fewest zeros, which a mix is among
 _DROPPED = 4  # mixes that are looked for one by one
-_LUCK = 1e-6  # what chance may achieve before a pattern says something
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
@@ -197,21 +194,6 @@ def trusted(whole: Halves, q: Tensor, off: Tensor, agrees: float = AGREES) -> tu
         q = q[sound]
         c, _ = read_samples(whole, q, off[sound])
     return q, c
-
-
-def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
-    """C (k, b) of samples read from their pattern alone, X ~ C R, where some of b are not found.
-
-    None where there are too few rows for a pattern to say anything, or the zeros are the inputs'.
-    """
-    by_chance = theory.pattern_by_chance(len(pool.side.basis), factors.b)
-    if pool.side.name != "outputs" or by_chance > _LUCK:
-        return pool.vectors.T[:0]
-    white = unit((pool.vectors * pool.side.scales[:, None]).T)
-    agrees = AGREES if not factors.noisy else _AGREES_NOISY
-    _, c = trusted(both_halves(factors), white, pool.zeros.T, agrees)
-    h = factors.bias_coordinates * factors.singular_values
-    return c / (c @ h)[:, None] * factors.singular_values
 
 
 def agreement(halves: Halves, q: Tensor, off: Tensor) -> Tensor:

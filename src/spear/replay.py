@@ -42,6 +42,7 @@ class Replayed:
     objections: tuple[str, ...]  # parts of the update that disagree
     compared: bool  # were gradients of later layers there to compare?
     merged: Tensor  # (b,) bool: weighs as much as several samples
+    vanished: int  # samples that the batch was divided by, and that left no trace
 
 
 def _merged(factor: Tensor, matched: Tensor) -> Tensor:
@@ -57,6 +58,29 @@ def _merged(factor: Tensor, matched: Tensor) -> Tensor:
         return torch.zeros_like(matched)  # clipped one by one: weights say nothing
     whole = times.round()
     return (whole > 1) & ((times - whole).abs() <= _WHOLE * whole)
+
+
+def _usual(factor: Tensor, matched: Tensor) -> float | None:
+    """What most matched samples were multiplied with; None if there is no such number."""
+    if not bool(matched.any()):
+        return None
+    usual = factor[matched].median()
+    alike = ((factor / usual - 1).abs() <= _WHOLE) & matched
+    return float(usual) if 2 * int(alike.sum()) > int(matched.sum()) else None
+
+
+def _vanished(factor: Tensor, matched: Tensor) -> int:
+    """How many samples a mean was taken over besides those that are there.
+
+    A mean over N divides every gradient by N. If that is more than the update shows, the others'
+    gradients have vanished: nothing is known of them. (A sum, and clipping, do not tell.)
+    """
+    usual = _usual(factor, matched)
+    if usual is None or usual <= 0:
+        return 0
+    divided_by = round(1 / usual)
+    whole = abs(1 / usual - divided_by) <= _WHOLE * divided_by
+    return max(0, divided_by - len(factor)) if whole else 0
 
 
 class Replay:
@@ -140,14 +164,17 @@ class Replay:
             # With two classes, gradients of samples with one ReLU pattern are parallel.
             heavy = factor > 1.5 * factor[matched].min() if bool(matched.any()) else ~matched
             if bool((heavy & matched).any()):
-                merged = int((heavy & matched).sum())
+                count = int((heavy & matched).sum())
                 objections = (
                     *objections,
-                    f"{merged} samples weigh more than others: with two classes, samples with one "
+                    f"{count} samples weigh more than others: with two classes, samples with one "
                     "ReLU pattern merge",
                 )
                 matched = matched & ~heavy
-        return Replayed(labels, matched, objections, compared, _merged(factor, matched))
+        merged = _merged(factor, matched)
+        return Replayed(
+            labels, matched, objections, compared, merged, _vanished(factor, matched & ~merged)
+        )
 
     def match_labels(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
         """The label of each sample, whether its gradient is the recovered one, and their ratio."""
@@ -168,7 +195,41 @@ class Replay:
             residual[open_] = torch.minimum(distance, residual[open_])
             self.Z[open_] = torch.where(better[:, None], neighbours, self.Z[open_])
         matched = (residual <= self.tolerance(labels)) & residual.isfinite()
-        return labels, matched, self._factors(labels)
+        return self._within_rounding(labels, matched)
+
+    def _within_rounding(self, labels: Tensor, matched: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Match samples that the network is sure of: little but rounding is left of their gradient.
+
+        With 1 - p = 1e-6, float32 computes p - 1 to one digit, and dL/dz = J^T (p - e) points
+        elsewhere than an exact replay does. But it is J^T of something, and that is p - e up to a
+        rounding of one, once divided by what the other samples were multiplied with.
+        """
+        factor = self._factors(labels)
+        usual = _usual(factor, matched)
+        open_ = (~matched).nonzero().flatten().tolist()
+        if usual is None or 4 * self.classes > self.D.shape[1]:
+            return labels, matched, factor
+        for i in open_:
+            z = self.Z[i : i + 1].detach()
+            J = torch.autograd.functional.jacobian(self.network, z)  # type: ignore[no-untyped-call]
+            J = J.reshape(self.classes, -1)  # (classes, m)
+            at_outputs = torch.linalg.lstsq(J.T, self.D[i][:, None]).solution[:, 0]
+            off = (J.T @ at_outputs - self.D[i]).norm() / self.D[i].norm()
+            slopes = self._slopes(self.network(z).detach()[0])  # (classes, classes)
+            label = (at_outputs / usual - slopes).abs().amax(1).argmin()
+            rounding = (at_outputs / usual - slopes[label]).abs().max()
+            if float(off) <= _REPLAY_LIMIT and float(rounding) <= self.rounding:
+                labels[i], matched[i], factor[i] = label, True, usual
+        return labels, matched, factor
+
+    def _slopes(self, outputs: Tensor) -> Tensor:
+        """The loss's gradient at the outputs of one sample, for every label (labels, outputs)."""
+        leaf = outputs.expand(self.classes, *outputs.shape).detach().requires_grad_()
+        targets = torch.arange(self.classes, device=outputs.device)
+        with torch.enable_grad():
+            losses = [self.loss(o[None], t[None]).sum() for o, t in zip(leaf, targets, strict=True)]
+            (slopes,) = torch.autograd.grad(losses, leaf)
+        return slopes.flatten(1)
 
     def _across_thresholds(self, i: int, label: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """A neighbour of sample i with hidden neurons on the side that the client's rounding put them.

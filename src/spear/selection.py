@@ -16,7 +16,7 @@ import torch
 from scipy.stats import poisson
 from torch import Tensor
 
-from spear.directions import Directions, Watch
+from spear.directions import Directions, Watch, unit
 from spear.factors import UNDECIDED, Factors
 
 # Below this share of a unit vector a direction adds no rank: rounding leaves directions good to
@@ -46,12 +46,17 @@ def select(factors: Factors, pool: Directions, watch: Watch) -> Selection | None
     """GreedyFilter: the sparsest independent directions, then the swaps that raise lambda most."""
     if pool.side.name == "inputs":
         return _select_inputs(factors, pool)
-    chosen = sparsest_independent(pool.vectors, pool.sparsity + pool.firmness)
+    chosen = sparsest_independent(_white(pool), pool.sparsity + pool.firmness)
     if len(chosen) < factors.b:
         return None
     problem = _Matching(factors, pool)
     chosen = problem.improve(chosen, watch)
     return problem.selection(chosen)
+
+
+def _white(pool: Directions) -> Tensor:
+    """The directions (b, c) in whitened coordinates: independent there, however faint a sample is."""
+    return unit(pool.vectors * pool.side.scales[:, None], 0)
 
 
 def sparsest_independent(vectors: Tensor, sparsity: Tensor) -> list[int]:
@@ -100,7 +105,7 @@ class _Matching:
         self.factors = factors
         self.pool = pool
         self.H, self.bias = factors.ends  # (ends, m, b), (ends, m, 1)
-        self.slack = factors.preactivation_slack[:, None]  # (m, 1)
+        self.lengths = factors.weight_lengths  # (m, 1)
         live, count = factors.live_rows, len(pool)
         values = (pool.side.basis @ pool.vectors).abs()
         self.off = torch.ones(len(live), count, dtype=torch.bool, device=live.device)
@@ -111,15 +116,17 @@ class _Matching:
         self.on[live] = values > UNDECIDED * level  # (m, c) dL/dZ surely not 0
         self.h = factors.bias_coordinates
 
-    def contradictions(self, F: Tensor, t: Tensor, size: Tensor, off: Tensor, on: Tensor) -> Tensor:
+    def contradictions(
+        self, F: Tensor, t: Tensor, reach: Tensor, off: Tensor, on: Tensor
+    ) -> Tensor:
         """Entries per sample whose sign contradicts the zero pattern.
 
-        F (..., ends, m, k) = W R^T c for unscaled rows c of the inverse, t (..., k) their scale, size
-        (..., k) their length. A sign within the client's own rounding contradicts nothing, nor one
-        that changed during local training.
+        F (..., ends, m, k) = W R^T c for unscaled rows c of the inverse, t (..., k) their scale, reach
+        (..., k) their error. A sign within rounding and noise contradicts nothing, nor one that
+        changed during local training.
         """
         Z = F / t[..., None, None, :] + self.bias  # (..., ends, m, k)
-        slack = self.slack * (size / t.abs())[..., None, :]
+        slack = self.lengths * (reach / t.abs())[..., None, :]
         lowest, highest = Z.amin(-3), Z.amax(-3)
         # ~ so that NaN is wrong both ways
         wrong = (off & ~(lowest <= slack)) | (on & ~(highest > -slack))
@@ -131,8 +138,8 @@ class _Matching:
 
     def wrong(self, chosen: list[int]) -> Tensor:
         state = self.state(chosen)
-        size = state.C.norm(dim=1)
-        return self.contradictions(state.F, state.t, size, self.off[:, chosen], self.on[:, chosen])
+        reach = self.factors.reach(state.C)
+        return self.contradictions(state.F, state.t, reach, self.off[:, chosen], self.on[:, chosen])
 
     def improve(self, chosen: list[int], watch: Watch) -> list[int]:
         """Stage two: swap the pair that lowers the contradictions most, until none does."""
@@ -168,12 +175,12 @@ class _Matching:
         own = F[..., i].movedim(-1, 0)[..., None]  # (k, ends, m, 1)
         F_new = F[None] - own * ratio[:, None, None, :]  # (k, ends, m, b)
         t_new = t[None] - t[i][:, None] * ratio  # (k, b)
-        size = (C[None] - ratio[:, :, None] * C[i][:, None]).norm(dim=-1)  # (k, b)
+        reach = self.factors.reach(C[None] - ratio[:, :, None] * C[i][:, None])  # (k, b)
         off = self.off[:, chosen].expand(len(i), -1, -1).clone()
         on = self.on[:, chosen].expand(len(i), -1, -1).clone()
         off[k, :, i] = self.off[:, j]
         on[k, :, i] = self.on[:, j]
-        totals = self.contradictions(F_new, t_new, size, off, on).sum(-1)
+        totals = self.contradictions(F_new, t_new, reach, off, on).sum(-1)
         return torch.where(possible, totals, torch.iinfo(totals.dtype).max)
 
     def selection(self, chosen: list[int]) -> Selection:
@@ -226,10 +233,7 @@ def _select_inputs(factors: Factors, pool: Directions) -> Selection | None:
     X = (pool.side.basis / s) @ C.T  # (rows, c)
     negative = (~(-UNDECIDED * pool.side.zero * lengths <= X)).sum(0)  # (c,)
     order = pool.sparsity + pool.firmness - 3 * negative.to(pool.sparsity)
-    white = (
-        pool.vectors * s[:, None]
-    )  # independent here, though two samples of a label differ little
-    chosen = sparsest_independent(white / white.norm(dim=0), order)
+    chosen = sparsest_independent(_white(pool), order)
     if len(chosen) < factors.b:
         return None
     C = C[chosen]

@@ -1,0 +1,50 @@
+"""Parts of a batch: what can be said of the samples found while others are missing."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from spear import theory
+from spear.directions import Directions, Watch, unit
+from spear.factors import Factors
+from spear.patterns import AGREES, both_halves, trusted
+from spear.selection import Selection, select
+
+_AGREES_NOISY = 0.8  # where noise hides some of the zeros
+_LUCK = 1e-6  # what chance may achieve before a pattern says something
+# Where the missing samples are this much fainter than those found, these are read as if alone.
+_FAINTER = 1e-2
+
+
+def explained(factors: Factors, pool: Directions, watch: Watch) -> tuple[Factors, Selection | None]:
+    """The samples found, with all that they do not explain taken for noise; None if that is loud.
+
+    Gradients of a trained network span many orders of magnitude, and the faintest samples drown. The
+    others are x = D^+ dL/dW, off by no more than what is left over.
+    """
+    if not 0 < len(pool) < factors.b or pool.side.name != "outputs":
+        return factors, None
+    white = unit(pool.vectors * pool.side.scales[:, None], 0)  # (b, k)
+    part = factors.within(white.T)
+    if float(part.spectrum[-1]) > _FAINTER * float(part.singular_values[0]):
+        return factors, None
+    live = part.left[part.live_rows]
+    inside = unit((live.T @ (pool.side.white @ white)) / part.singular_values[:, None], 0)  # (k, k)
+    directions = Directions(part.outputs, inside, pool.zeros, pool.firmness)
+    chosen = select(part, directions, watch)
+    return (part, chosen) if chosen is not None else (factors, None)
+
+
+def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
+    """C (k, b) of samples read from their pattern alone, X ~ C R, where some of b are not found.
+
+    None where there are too few rows for a pattern to say anything, or the zeros are the inputs'.
+    """
+    by_chance = theory.pattern_by_chance(len(pool.side.basis), factors.b)
+    if pool.side.name != "outputs" or by_chance > _LUCK:
+        return pool.vectors.T[:0]
+    white = unit((pool.vectors * pool.side.scales[:, None]).T)
+    agrees = AGREES if not factors.noisy else _AGREES_NOISY
+    _, c = trusted(both_halves(factors), white, pool.zeros.T, agrees)
+    h = factors.bias_coordinates * factors.singular_values
+    return c / (c @ h)[:, None] * factors.singular_values
