@@ -30,6 +30,8 @@ _THRESHOLD = 1e-4  # of a typical preactivation: float32 rounds to 1e-6 of it
 _BEYOND = 1.5  # how far beyond its threshold a neuron is put, in units of its distance
 _FLIPS = 8
 _WHOLE = 1e-2  # a weight this near a whole number of others is one
+_DIVISOR = 2e-4  # a divisor this near a whole number is one: weights are known to 1e-5 and better
+_LARGEST = 4  # times the samples that show: more than that were hardly in the batch
 _ROWS_AT_ONCE = 1 << 14
 
 
@@ -73,13 +75,16 @@ def _vanished(factor: Tensor, matched: Tensor) -> int:
     """How many samples a mean was taken over besides those that are there.
 
     A mean over N divides every gradient by N. If that is more than the update shows, the others'
-    gradients have vanished: nothing is known of them. (A sum, and clipping, do not tell.)
+    gradients have vanished: nothing is known of them. A sum does not tell, nor an update that was
+    scaled as a whole: there N is hardly ever a whole number, or not of the batch's order.
     """
     usual = _usual(factor, matched)
     if usual is None or usual <= 0:
         return 0
+    if 1 / usual > _LARGEST * len(factor):
+        return 0
     divided_by = round(1 / usual)
-    whole = abs(1 / usual - divided_by) <= _WHOLE * divided_by
+    whole = abs(1 / usual - divided_by) <= _DIVISOR * divided_by
     return max(0, divided_by - len(factor)) if whole else 0
 
 
