@@ -109,7 +109,9 @@ def dp_rows(seed: int) -> Iterator[Row]:
         factors = torch.ones(20) if clip is None else clipping_factors(model, x, y, clip)
 
         def loss(outputs: Tensor, targets: Tensor, factors: Tensor = factors) -> Tensor:
-            return (nn.functional.cross_entropy(outputs, targets, reduction="none") * factors).mean()
+            return (
+                nn.functional.cross_entropy(outputs, targets, reduction="none") * factors
+            ).mean()
 
         clean = fedsgd(model, x, y, loss)
         for sigma in (1e-5, 5e-5, 1e-4):
@@ -195,7 +197,13 @@ def _trained(name: str, steps: int) -> nn.Module:
     before = TRAINED[TRAINED.index(steps) - 1]
     generator = torch.Generator().manual_seed(steps)
     return train(
-        _trained(name, before), x, y, steps=steps - before, lr=0.05, batch_size=32, generator=generator
+        _trained(name, before),
+        x,
+        y,
+        steps=steps - before,
+        lr=0.05,
+        batch_size=32,
+        generator=generator,
     )
 
 
@@ -212,8 +220,8 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
 def table(rows: list[Row]) -> str:
     """One line a setting; failed batches count in every column they can."""
     lines = [
-        "| setting | exact batches | verdicts | certified wrong | mean PSNR | worst sample | below reference "
-        "| median | slowest |",
+        "| setting | exact batches | verdicts | certified wrong | mean PSNR | worst sample "
+        "| below reference | median | slowest |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for setting in dict.fromkeys(row["setting"] for row in rows):

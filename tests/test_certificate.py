@@ -9,7 +9,8 @@ from torch import nn
 import spear
 from planted import plant, worst_error
 from spear import Outcome, Proof
-from spear.certificate import certify, pattern_holds, predicted_error
+from spear.certificate import certify
+from spear.conditions import pattern_holds, predicted_error
 from spear.directions import Directions
 from spear.factors import factorise
 from spear.federated import fedsgd

@@ -23,8 +23,10 @@ CORE = [
     "estimation",
     "cascade",
     "replay",
+    "regression",
     "rescaling",
     "retraining",
+    "conditions",
     "certificate",
     "inversion",
 ]

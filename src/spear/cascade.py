@@ -29,7 +29,6 @@ from spear.estimation import estimate
 from spear.factors import UNDECIDED, Factors, Side
 from spear.guesses import peel, seek
 from spear.patterns import (
-    AGREES,
     Balanced,
     Halves,
     agreement,
@@ -213,7 +212,7 @@ def vouched(residual: Balanced, found: Directions, doubtful: bool) -> Tensor:
     ask = firm & (doubtful | (found.firmness < 2)) | (residual.missing <= _FEW)
     white = found.vectors[:, ask] * found.side.scales[:, None]
     fits = agreement(residual, unit((residual.c_basis.T @ white).T), found.zeros[:, ask].T)
-    firm[ask] = (firm[ask] & (fits >= AGREES)) | (fits == 1)
+    firm[ask] = (firm[ask] & (fits >= residual.agrees)) | (fits == 1)
     return firm
 
 

@@ -17,6 +17,32 @@ Relu = Literal["after", "before", "both"]
 
 _RELU_CALLS = {"relu", "relu_", torch.relu, torch.relu_, nn.functional.relu, nn.functional.relu_}
 _RESHAPE_CALLS = {"view", "reshape", "flatten", "contiguous", torch.flatten, torch.reshape}
+# Activations whose derivative is nowhere zero, or only in points.
+_NO_ZEROS = {
+    "LeakyReLU",
+    "PReLU",
+    "RReLU",
+    "ELU",
+    "CELU",
+    "SELU",
+    "GELU",
+    "SiLU",
+    "Mish",
+    "Softplus",
+}
+_NO_ZEROS |= {"Tanh", "Sigmoid", "LogSigmoid", "Softsign", "Hardswish"}
+_NO_ZEROS |= {
+    "leaky_relu",
+    "elu",
+    "celu",
+    "selu",
+    "gelu",
+    "silu",
+    "mish",
+    "softplus",
+    "tanh",
+    "sigmoid",
+}
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 # Pooling after a ReLU keeps its inputs non-negative, and the zeros where a whole window is off.
 _POOLING = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
@@ -159,7 +185,9 @@ def _relu_after(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[bool, str
         return True, ""
     if _is_transparent(user, modules):
         return _relu_after(user, modules)
-    return False, f"it is followed by {_describe(user, modules)}, not by a ReLU"
+    described = _describe(user, modules)
+    zeros = " (which leaves no zeros in the gradient)" if described in _NO_ZEROS else ""
+    return False, f"it is followed by {described}{zeros}, not by a ReLU"
 
 
 def _relu_before(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

@@ -36,6 +36,7 @@ _HALVINGS = 6  # of a Newton step that overshoots
 # Share of rows whose sign agrees with the zeros: 0.97 and more for samples; for mixes of samples
 # with spare zeros up to 0.93 was seen.
 AGREES = 0.95
+_AGREES_TRAINED = 0.88  # after many local steps, in which signs change
 _SUSPECTS = 16  # directions with the fewest zeros, which a mix is among
 _DROPPED = 4  # mixes that are looked for one by one
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
@@ -48,6 +49,7 @@ class Halves:
     U: Tensor  # (rows, r): d = U q
     H: Tensor  # (rows, r): z = H c
     h: Tensor  # (r,): c . h = 1
+    agrees: float  # share of rows whose sign must agree with a sample's zeros
     q_basis: Tensor  # (b, r): q of the whole problem = q_basis @ q
     c_basis: Tensor  # (b, r): c of the whole problem = c_basis @ c; c_basis^T q_basis = 1
 
@@ -68,11 +70,12 @@ def both_halves(factors: Factors) -> Halves:
     """The whole problem, in the live rows."""
     live = factors.live_rows
     h = factors.bias_coordinates * factors.singular_values
-    H = factors.preactivation * factors.singular_values + torch.outer(
-        factors.view.bias.detach().to(h), h
-    )
+    ends, bias = factors.ends  # local training moves the signs: halfway is nearest to all its steps
+    H = ends.mean(0) * factors.singular_values + torch.outer(bias.mean(0).squeeze(1), h)
     one = torch.eye(factors.b, dtype=h.dtype, device=h.device)
-    return Halves(factors.left[live], H[live], h, one, one)
+    training = factors.view.training
+    agrees = AGREES if training is None or training.one_step else _AGREES_TRAINED
+    return Halves(factors.left[live], H[live], h, agrees, one, one)
 
 
 def chance_off(halves: Halves) -> Tensor:
@@ -109,6 +112,7 @@ def balance(halves: Halves) -> Balanced:
     H = halves.H @ change.T
     size = H.square().mean().sqrt()
     return Balanced(
+        agrees=halves.agrees,
         U=unit(U) * r**0.5,
         H=H / size,
         h=change @ halves.h / size,
@@ -167,12 +171,14 @@ def read_samples(halves: Halves, q: Tensor, off: Tensor) -> tuple[Tensor, Tensor
     return _separate(halves, q, off, null, dual[:, :, None])
 
 
-def trusted(whole: Halves, q: Tensor, off: Tensor, agrees: float = AGREES) -> tuple[Tensor, Tensor]:
+def trusted(
+    whole: Halves, q: Tensor, off: Tensor, agrees: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Both halves (k, b) of those directions whose pattern some input explains.
 
     A mix of samples has zeros as well, but no c whose signs agree with them.
     """
-    b = whole.missing
+    b, agrees = whole.missing, agrees or whole.agrees
     if len(q) > b:
         chosen = sparsest_independent(q.T, off.sum(1).double())
         q, off = q[chosen], off[chosen]
@@ -308,4 +314,5 @@ def without(halves: Halves, q: Tensor, c: Tensor) -> Halves:
     c_basis = torch.linalg.svd(q, full_matrices=True).Vh[k:].T  # (b, b-k)
     q_basis = torch.linalg.svd(c, full_matrices=True).Vh[k:].T
     q_basis = q_basis @ torch.linalg.inv(c_basis.T @ q_basis)  # dual to c_basis
-    return Halves(halves.U @ q_basis, halves.H @ c_basis, c_basis.T @ halves.h, q_basis, c_basis)
+    U, H, h = halves.U @ q_basis, halves.H @ c_basis, c_basis.T @ halves.h
+    return Halves(U, H, h, halves.agrees, q_basis, c_basis)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -39,7 +40,7 @@ _ROWS_AT_ONCE = 1 << 14
 class Replayed:
     """What a replay showed."""
 
-    labels: Tensor  # (b,) int64: the nearest label
+    labels: Tensor | None  # (b,) int64: the nearest label; None where targets are numbers
     matched: Tensor  # (b,) bool: is its gradient the recovered one?
     objections: tuple[str, ...]  # parts of the update that disagree
     compared: bool  # were gradients of later layers there to compare?
@@ -150,7 +151,14 @@ class Replay:
 
         The user's model and loss run here, and may raise anything: then there is no replay.
         """
-        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.random.fork_rng(devices=[]),
+            warnings.catch_warnings(),
+        ):
+            # What only warns of a target of another shape would replay something else.
+            warnings.filterwarnings("error", message="Using a target size")
             try:
                 replay = Replay.prepare(factors, selection, model, loss, relative_error)
                 return replay if isinstance(replay, str) else use(replay)
@@ -161,10 +169,25 @@ class Replay:
                     f"({type(error).__name__}: {lines[0][:120]})"
                 )
 
+    @property
+    def compared(self) -> bool:
+        """Are there gradients of later layers to compare with?"""
+        return any(n in self.factors.view.others for n, _ in self.network.named_parameters())
+
+    @property
+    def limit(self) -> float:
+        """How far a replayed gradient may be off at most, relative to its length."""
+        return _REPLAY_LIMIT
+
+    def jacobian(self, z: Tensor) -> Tensor:
+        """Of the network's outputs at one z, (outputs, m)."""
+        jacobian = torch.autograd.functional.jacobian
+        J: Tensor = jacobian(self.network, z.detach()[None])  # type: ignore[no-untyped-call]
+        return J.reshape(-1, len(z))
+
     def run(self, generator: torch.Generator | None) -> Replayed:
         labels, matched, factor = self.match_labels(generator)
         objections = self.compare_update(labels, factor) if bool(matched.all()) else ()
-        compared = any(n in self.factors.view.others for n, _ in self.network.named_parameters())
         if self.classes <= 2:
             # With two classes, gradients of samples with one ReLU pattern are parallel.
             heavy = factor > 1.5 * factor[matched].min() if bool(matched.any()) else ~matched
@@ -178,14 +201,14 @@ class Replay:
                 matched = matched & ~heavy
         merged = _merged(factor, matched)
         return Replayed(
-            labels, matched, objections, compared, merged, _vanished(factor, matched & ~merged)
+            labels, matched, objections, self.compared, merged, _vanished(factor, matched & ~merged)
         )
 
     def match_labels(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
         """The label of each sample, whether its gradient is the recovered one, and their ratio."""
         labels, residual = self.nearest_labels(self.Z)
         for i in (residual > self.tolerance(labels)).nonzero().flatten().tolist():
-            self.Z[i], residual[i] = self._across_thresholds(i, labels[i], residual[i])
+            self.Z[i], residual[i] = self.across_thresholds(i, labels[i], residual[i])
         recovered = self.Z.clone()
         for growth in torch.linspace(0, 1, _NEIGHBOURS).tolist():
             open_ = residual > self.tolerance(labels)
@@ -215,9 +238,7 @@ class Replay:
         if usual is None or 4 * self.classes > self.D.shape[1]:
             return labels, matched, factor
         for i in open_:
-            z = self.Z[i : i + 1].detach()
-            J = torch.autograd.functional.jacobian(self.network, z)  # type: ignore[no-untyped-call]
-            J = J.reshape(self.classes, -1)  # (classes, m)
+            z, J = self.Z[i : i + 1].detach(), self.jacobian(self.Z[i])  # (classes, m)
             at_outputs = torch.linalg.lstsq(J.T, self.D[i][:, None]).solution[:, 0]
             off = (J.T @ at_outputs - self.D[i]).norm() / self.D[i].norm()
             slopes = self._slopes(self.network(z).detach()[0])  # (classes, classes)
@@ -236,7 +257,7 @@ class Replay:
             (slopes,) = torch.autograd.grad(losses, leaf)
         return slopes.flatten(1)
 
-    def _across_thresholds(self, i: int, label: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def across_thresholds(self, i: int, label: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """A neighbour of sample i with hidden neurons on the side that the client's rounding put them.
 
         Of the neurons whose preactivation is zero to rounding, each is tried on its other side, by the
@@ -244,7 +265,7 @@ class Replay:
         """
         z, target = self.Z[i : i + 1], self.D[i : i + 1]
         for _ in range(_FLIPS):
-            steps = self._smallest_steps(z)
+            steps = self._smallest_steps(z, max(_THRESHOLD, _REACH * float(self.relative_error[i])))
             if not len(steps):
                 break
             near = self._distance(
@@ -256,7 +277,7 @@ class Replay:
             z, residual = z + steps[best], near[best]
         return z[0], residual
 
-    def _smallest_steps(self, z: Tensor) -> Tensor:
+    def _smallest_steps(self, z: Tensor, near: float) -> Tensor:
         """Steps of z (k, m), each across the threshold of one hidden neuron that is near it."""
         seen: list[Tensor] = []
         hooks = [
@@ -272,7 +293,7 @@ class Replay:
         steps = []
         for values in seen:
             relative = (values / values.square().mean().sqrt()).flatten().detach()
-            for k in (relative.abs() < _THRESHOLD).nonzero().flatten().tolist()[:_FLIPS]:
+            for k in (relative.abs() < near).nonzero().flatten().tolist()[:_FLIPS]:
                 value = values.flatten()[k]
                 (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
                 steps.append(-_BEYOND * value.detach() * slope / slope.square().sum())
@@ -366,21 +387,35 @@ class Replay:
 
         The layer's own gradient is D X with D matched column by column, so it agrees already.
         """
-        others = self.factors.view.others
-        parameters = {n: p for n, p in self.network.named_parameters() if n in others}
-        if not parameters:
+        if not self.compared:
             return ()
         total = 0.0
         for z, y, weight in zip(self.Z, labels, factor, strict=True):
             total = total + weight * self.loss(self.network(z[None]), y[None]).sum()
         assert isinstance(total, Tensor)
+        return self.disagreements(total, float(self.tolerance(labels).max()))
+
+    def _subtracted(self, parameter: Tensor) -> float:
+        """What subtracting weights adds to the error of a gradient's norm: their own rounding."""
+        training = self.factors.view.training
+        if training is None:
+            return 0.0
+        eps = torch.finfo(self.factors.view.weight_grad.dtype).eps
+        return eps * float(parameter.detach().norm()) / training.lr
+
+    def disagreements(self, total: Tensor, limit: float) -> tuple[str, ...]:
+        """Parameters behind the layer whose gradient is not that of the replayed total loss."""
+        others = self.factors.view.others
+        parameters = {n: p for n, p in self.network.named_parameters() if n in others}
+        if not parameters:
+            return ()
         replayed = torch.autograd.grad(total, list(parameters.values()), materialize_grads=True)
-        limit = float(self.tolerance(labels).max())
         doubts = []
         for name, computed in zip(parameters, replayed, strict=True):
             seen = others[name].to(computed)
             distance = float((computed - seen).norm())
-            if not distance <= limit * max(float(seen.norm()), float(computed.norm())):
+            size = max(float(seen.norm()), float(computed.norm()))
+            if not distance <= limit * size + self._subtracted(parameters[name]):
                 share = distance / max(float(seen.norm()), 1e-300)
                 doubts.append(
                     f"the replayed gradient of {name!r} is off by {share:.1e} of its norm"

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from spear.factors import Factors
 from spear.layers import SoftRelu, soften
+from spear.regression import compares_numbers
 from spear.replay import Loss, Replay
 from spear.selection import Selection
 
@@ -53,6 +54,8 @@ def rescale(
     factors: Factors, selection: Selection, model: nn.Module, loss: Loss | None
 ) -> Rescaled | str:
     """Replace the scale that the bias gradient gives by the network's; or one line on why not."""
+    if compares_numbers(loss):
+        return "the loss has no labels"
     if factors.view.training is not None and not factors.view.training.one_step:
         return "the update sums several local steps"
     return Replay.attempt(

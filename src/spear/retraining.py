@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from spear.factors import Factors
+from spear.regression import compares_numbers
 from spear.replay import Loss, Replay
 from spear.selection import Selection
 
@@ -46,6 +47,8 @@ def retrain(
     assert view.training is not None
     if view.training.batch_size is not None and view.training.batch_size < factors.b:
         return "the order of the client's mini-batches is not known, so its training cannot be repeated"
+    if compares_numbers(loss):
+        return "with targets that are numbers the client's training cannot be repeated"
     if not view.reads_data:
         return "the layer's inputs changed while the layers before it were trained"
     return Replay.attempt(
@@ -53,23 +56,42 @@ def retrain(
         selection,
         model,
         loss,
-        relative_error=torch.zeros_like(selection.C[:, 0]),
+        relative_error=_relative_error(factors, selection),
         use=lambda replay: _Retraining(factors, selection, replay).run(),
     )
+
+
+def _relative_error(factors: Factors, selection: Selection) -> Tensor:
+    """Of the recovered inputs (b,), by the update's noise."""
+    noise = factors.noise * (selection.C / factors.singular_values).norm(dim=1)
+    error: Tensor = noise * factors.view.inputs**0.5 / selection.C.norm(dim=1)
+    return error
 
 
 class _Local(nn.Module):
     """The client's model on samples in the coordinates of C: W R^T, then the network behind."""
 
-    def __init__(self, factors: Factors, replay: Replay) -> None:
+    def __init__(self, factors: Factors, selection: Selection, replay: Replay) -> None:
         super().__init__()
+        self.C = selection.C
+        self.offset = replay.Z - (self.C @ factors.preactivation.T + replay.bias)
         self.weight = nn.Parameter(factors.preactivation.clone())  # (m, b)
         self.bias = nn.Parameter(replay.bias.clone())
         self.behind = copy.deepcopy(replay.network)
 
-    def forward(self, C: Tensor) -> Tensor:
-        outputs: Tensor = self.behind(C @ self.weight.T + self.bias)
+    def forward(self) -> Tensor:
+        outputs: Tensor = self.behind(self.C @ self.weight.T + self.bias + self.offset)
         return outputs
+
+
+@dataclass(frozen=True, eq=False)
+class _Repeated:
+    off: Tensor  # (b,): how far each column is off, relative to its length
+    epochs: int
+    objections: tuple[str, ...]
+
+    def judged(self, labels: Tensor) -> Retrained:
+        return Retrained(labels, self.off <= _AGREES, self.epochs, self.objections)
 
 
 class _Retraining:
@@ -79,10 +101,22 @@ class _Retraining:
         self.factors, self.selection, self.replay = factors, selection, replay
 
     def run(self) -> Retrained:
-        labels, _ = self.replay.nearest_labels(self.replay.Z)
-        best: tuple[Tensor, int, tuple[str, ...]] | None = None
+        labels, away = self.replay.nearest_labels(self.replay.Z)
+        first = self._repeated(labels)
+        lost = (first.off > _AGREES).nonzero().flatten().tolist()
+        if not lost or len(lost) > len(labels) // 2:
+            return first.judged(labels)
+        # A hidden neuron near its threshold may have been on the other side for the client.
+        for i in lost:
+            self.replay.Z[i], _ = self.replay.across_thresholds(i, labels[i], away[i])
+        again = self._repeated(labels)
+        return min(first, again, key=lambda r: int((r.off > _AGREES).sum())).judged(labels)
+
+    def _repeated(self, labels: Tensor) -> _Repeated:
+        """The local training from these labels; of unknown epochs, the number that fits best."""
+        best: _Repeated | None = None
         beyond = 0
-        local = _Local(self.factors, self.replay)
+        local = _Local(self.factors, self.selection, self.replay)
         start = {name: p.detach().clone() for name, p in local.named_parameters()}
         optimiser = self.training.optimiser(list(local.parameters()))
         for epoch in range(1, (self.training.epochs or _EPOCHS) + 1):
@@ -91,20 +125,19 @@ class _Retraining:
                 continue
             moved = self._moved(local, start, epoch)
             off = self._columns(moved["weight"])
-            if best is None or float(off.median()) < float(best[0].median()):
-                best = off, epoch, self._objections(moved)
+            if best is None or float(off.median()) < float(best.off.median()):
+                best = _Repeated(off, epoch, self._objections(moved))
             beyond += bool(moved["weight"].norm() > 1.2 * self.factors.L.norm())
-            if beyond > _PATIENCE or float(off.max()) < _AGREES:
+            if beyond > _PATIENCE:
                 break
         assert best is not None
-        off, epoch, objections = best
-        return Retrained(labels, off <= _AGREES, epoch, objections)
+        return best
 
     def _step(
         self, local: _Local, start: dict[str, Tensor], optimiser: torch.optim.SGD, labels: Tensor
     ) -> None:
         optimiser.zero_grad()
-        value = self.replay.loss(local(self.selection.C), labels)
+        value = self.replay.loss(local(), labels)
         value.backward()  # type: ignore[no-untyped-call]
         if self.training.proximal:
             for name, p in local.named_parameters():

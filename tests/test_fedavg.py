@@ -1,0 +1,171 @@
+"""FedAvg: weights instead of gradients, many local steps, and the proof by repeating them."""
+
+import pytest
+import torch
+from torch import nn
+
+import spear
+from spear import InvalidOption, InvalidUpdate, Outcome, Proof
+from spear.federated import fedavg, mlp
+from spear.metrics import score
+from tests_data import batch, real
+
+
+def attacked(model, x, y, model_given=True, tell=None, **how):
+    after = fedavg(model, x, y, generator=torch.Generator().manual_seed(0), **how)
+    view = spear.observe(model, after=after, **(how if tell is None else tell))
+    return spear.invert(view, model=model if model_given else None)
+
+
+@pytest.mark.parametrize(
+    ("lr", "epochs", "worst"),
+    [(0.01, 1, 85), (0.01, 5, 90), (0.01, 50, 95), (0.1, 5, 100), (0.001, 5, 70)],
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_full_batch_training_is_proved_by_repeating_it(lr, epochs, worst, seed, data_root):
+    images, model, x, y = real(data_root, seed=100 + seed)
+    result = attacked(model, x, y, lr=lr, epochs=epochs)
+    found = score(images.to_pixels(result.inputs), images.to_pixels(x))
+    assert found.worst > worst
+    assert result.proof is Proof.REPLAY
+    assert result.outcome is Outcome.EXACT or (lr == 0.001 and "too faint" in result.reason)
+    assert torch.equal(result.labels, y[found.truth])
+    assert "subtracting weights left noise" in result.reason
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_mini_batches_come_back_but_are_never_called_exact(seed, data_root):
+    images, model, x, y = real(data_root, seed=seed)
+    result = attacked(model, x, y, lr=0.01, epochs=20, batch_size=5)
+    assert score(images.to_pixels(result.inputs), images.to_pixels(x)).worst > 90
+    assert result.outcome is Outcome.APPROXIMATE
+    assert not result.certified.any()
+    assert "order of the client's mini-batches" in result.reason
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"momentum": 0.9},
+        {"weight_decay": 0.01},
+        {"momentum": 0.5, "weight_decay": 0.05},
+    ],
+)
+def test_momentum_and_weight_decay_are_handled(how, data_root):
+    images, model, x, y = real(data_root, name="cifar10", b=10, seed=3)
+    result = attacked(model, x, y, lr=0.02, epochs=4, **how)
+    assert result.outcome is Outcome.EXACT
+    assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
+
+
+def test_fedprox_is_handled(data_root):
+    images, model, x, y = real(data_root, name="cifar10", b=10, seed=4)
+    local = mlp(x.shape[1], 10, seed=4)
+    start = [p.detach().clone() for p in local.parameters()]
+    for _ in range(4):
+        loss = nn.functional.cross_entropy(local(x), y)
+        gradients = torch.autograd.grad(loss, list(local.parameters()))
+        for p, g, s in zip(local.parameters(), gradients, start, strict=True):
+            p.data -= 0.05 * (g + 0.5 * (p.data - s))
+    view = spear.observe(model, after=local.state_dict(), lr=0.05, epochs=4, proximal=0.5)
+    result = spear.invert(view, model=model)
+    assert result.outcome is Outcome.EXACT
+    assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
+    # Without knowing of it the training cannot be repeated exactly, but the inputs are the same.
+    view = spear.observe(model, after=local.state_dict(), lr=0.05, epochs=4)
+    assert score(images.to_pixels(spear.invert(view).inputs), images.to_pixels(x)).exact
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 6])
+def test_unknown_epochs_are_tried(epochs):
+    model, x, y = batch(b=5, n=60, m=150)
+    result = attacked(model, x, y, lr=0.05, epochs=epochs, tell={"lr": 0.05})
+    assert result.outcome is Outcome.EXACT
+    assert f"{epochs} local epochs" in result.reason
+
+
+def test_wrong_epochs_are_not_exact():
+    model, x, y = batch(b=5, n=60, m=150)
+    result = attacked(model, x, y, lr=0.05, epochs=6, tell={"lr": 0.05, "epochs": 3})
+    assert result.outcome is not Outcome.EXACT
+    assert not result.certified.any()
+
+
+def test_another_model_proves_nothing():
+    model, x, y = batch(b=5, n=60, m=150)
+    after = fedavg(model, x, y, lr=0.05, epochs=4)
+    view = spear.observe(model, after=after, lr=0.05, epochs=4)
+    other = mlp(60, 5, width=150, depth=3, seed=9)
+    result = spear.invert(view, model=other)
+    assert result.outcome is not Outcome.EXACT
+    assert not result.certified.any()
+
+
+def test_without_a_model_nothing_is_proved():
+    model, x, y = batch(b=5, n=60, m=150)
+    result = attacked(model, x, y, model_given=False, lr=0.05, epochs=4)
+    assert result.outcome is Outcome.APPROXIMATE
+    assert torch.cdist(result.inputs, x).min(1).values.max() < 1e-3
+    assert "no model was given" in result.reason
+
+
+def test_a_mini_batch_as_large_as_the_batch_is_the_batch():
+    model, x, y = batch(b=5, n=60, m=150)
+    tell = {"lr": 0.05, "epochs": 3, "batch_size": 64}
+    assert attacked(model, x, y, lr=0.05, epochs=3, tell=tell).outcome is Outcome.EXACT
+
+
+@pytest.mark.parametrize("name", ["adam", "AdamW", "rmsprop"])
+def test_other_optimisers_are_refused_by_name(name):
+    model, _, _ = batch()
+    with pytest.raises(InvalidOption, match=name):
+        spear.observe(model, after=model.state_dict(), lr=0.1, optimizer=name)
+
+
+def test_bad_weights_are_named():
+    model, x, y = batch()
+    after = fedavg(model, x, y, lr=0.1)
+    with pytest.raises(InvalidUpdate, match="equals the model"):
+        spear.observe(model, after=model.state_dict(), lr=0.1)
+    with pytest.raises(InvalidUpdate, match=r"no tensor '2\.bias'"):
+        spear.observe(model, after={k: v for k, v in after.items() if k != "2.bias"}, lr=0.1)
+    with pytest.raises(InvalidUpdate, match="'extra', which the model has not"):
+        spear.observe(model, after={**after, "extra": torch.zeros(2)}, lr=0.1)
+    with pytest.raises(InvalidUpdate, match="NaN"):
+        spear.observe(model, after={**after, "0.bias": after["0.bias"] * torch.nan}, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"lr": 0.0}, "learning rate"),
+        ({"lr": None}, "learning rate"),
+        ({"lr": 0.1, "epochs": 0}, "epochs"),
+        ({"lr": 0.1, "momentum": 1.0}, "momentum"),
+        ({"lr": 0.1, "proximal": -1.0}, "proximal"),
+        ({"lr": 0.1, "weight_decay": 0.1}, "number of steps"),
+        ({"lr": 0.1, "weight_decay": 0.1, "epochs": 2, "batch_size": 4}, "number of steps"),
+    ],
+)
+def test_bad_options_are_named(option, words):
+    model, x, y = batch()
+    after = fedavg(model, x, y, lr=0.1)
+    with pytest.raises(InvalidOption, match=words):
+        spear.observe(model, after=after, **option)
+
+
+def test_buffers_in_the_state_dict_are_no_extra_keys():
+    model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.BatchNorm1d(60), nn.Linear(60, 3)).eval()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 20, generator=generator)
+    after = fedavg(model, x, torch.tensor([0, 1, 2, 0]), lr=0.1)
+    assert spear.observe(model, after=after, lr=0.1, epochs=1).layer == "0"
+
+
+def test_smaller_learning_rates_cost_digits():
+    model, x, y = batch(b=4, n=60, m=150)
+    errors = []
+    for lr in (1.0, 1e-2, 1e-4):
+        view = spear.observe(model, after=fedavg(model, x, y, lr=lr), lr=lr, epochs=1)
+        errors.append(float(torch.cdist(spear.invert(view).inputs, x).min(1).values.max()))
+    assert errors[0] < errors[1] / 10 < errors[2] / 100
