@@ -80,7 +80,14 @@ def test_sixteen_bits_protect_nobody(name, data_root):
     assert found.worst > 90
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_pruning_a_tenth_does_not_hide_the_batch(data_root):
+    images, model, x, _, update = real_update(data_root)
+    result, found = attacked(images, model, x, defences.prune(update, 0.1))
+    assert result.outcome is Outcome.APPROXIMATE
+    assert found.worst > 30
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
 def test_pruning_is_named_as_a_cause(share, data_root):
     images, model, x, _, update = real_update(data_root)
     result, _ = attacked(images, model, x, defences.prune(update, share))

@@ -1,0 +1,123 @@
+"""Noisy updates: pictures as good as knowing every output gradient, and never called exact."""
+
+import pytest
+import torch
+from torch import nn
+
+import spear
+from spear import Outcome, Proof
+from spear.estimation import Quiet, polish
+from spear.factors import factorise
+from spear.federated import clipping_factors, fedsgd, least_squares, output_gradient
+from spear.guesses import seek
+from spear.layers import network_after, soften
+from spear.metrics import score
+from spear.patterns import balance, both_halves
+from spear.rescaling import rescale
+from tests_data import real
+
+
+def noisy_update(root, sigma, clip, seed):
+    """A view of noisy gradients, the model, the truth, and the true output gradient behind it."""
+    images, model, x, y = real(root, seed=seed)
+    factors = torch.ones(len(x)) if clip is None else clipping_factors(model, x, y, clip)
+
+    def loss(outputs, targets):
+        return (nn.functional.cross_entropy(outputs, targets, reduction="none") * factors).mean()
+
+    generator = torch.Generator().manual_seed(seed + 1_000_000)
+    noisy = {
+        name: g + sigma * torch.randn(g.shape, generator=generator)
+        for name, g in fedsgd(model, x, y, loss).items()
+    }
+    D = output_gradient(model, x, y, layer="0").double() * factors
+    return images, model, x, y, spear.observe(model, noisy), D
+
+
+@pytest.mark.parametrize("clip", [None, 2.0])
+@pytest.mark.parametrize(("sigma", "within"), [(1e-5, 1.5), (5e-5, 1.5), (1e-4, 3.0)])
+@pytest.mark.parametrize("seed", range(2))
+def test_as_good_as_knowing_the_output_gradient(sigma, within, clip, seed, data_root):
+    images, model, x, y, view, D = noisy_update(data_root, sigma, clip, 40 + seed)
+    result = spear.invert(view, model=model)
+    pixels = images.to_pixels
+    found = score(pixels(result.inputs), pixels(x))
+    best = score(pixels(least_squares(view, D)), pixels(x))
+    assert (result.outcome, result.proof) == (Outcome.APPROXIMATE, Proof.NONE)
+    assert result.batch_size == len(result.inputs) == 20
+    assert not result.certified.any()
+    assert result.approximate.all()
+    assert "noise" in result.reason
+    assert best.mean - found.mean < within
+    assert int((result.labels == y[found.truth]).sum()) >= 18
+
+
+def test_without_the_model_the_scale_hangs_on_the_bias_gradient(data_root):
+    """One number with the noise of a pixel: three decibels, which only the model can give back."""
+    images, _, x, _, view, D = noisy_update(data_root, 1e-5, None, 42)
+    result = spear.invert(view)
+    found = score(images.to_pixels(result.inputs), images.to_pixels(x))
+    best = score(images.to_pixels(least_squares(view, D)), images.to_pixels(x))
+    assert 1 < best.mean - found.mean < 6
+    truth = x[found.truth].double()
+    own = result.inputs.double()
+    right = own * ((own * truth).sum(1) / own.square().sum(1))[:, None]
+    assert best.mean - score(images.to_pixels(right), images.to_pixels(x)).mean < 0.3
+
+
+def test_clipping_is_recognised_from_the_weights(data_root):
+    _, model, _, _, view, _ = noisy_update(data_root, 1e-5, 2.0, 43)
+    assert "clipping by their norm" in spear.invert(view, model=model).reason
+
+
+def test_noise_is_one_in_quiet_coordinates(data_root):
+    *_, view, D = noisy_update(data_root, 5e-5, None, 44)
+    factors = factorise(view)
+    quiet = Quiet.of(factors)
+    p = torch.linalg.lstsq(quiet.basis, D[factors.live_rows]).solution
+    off = quiet.basis @ (p / p.norm(dim=0)) - D[factors.live_rows] / p.norm(dim=0)
+    assert 0.7 < float(off.std()) < 1.3
+
+
+def test_guesses_are_polished_to_the_noise(data_root):
+    *_, view, D = noisy_update(data_root, 1e-4, None, 45)
+    factors = factorise(view)
+    quiet, residual = Quiet.of(factors), balance(both_halves(factors))
+    guesses = seek(residual, 160, 80, torch.Generator().manual_seed(0))
+    p, off = polish(quiet, residual, *guesses, by_sign=False)
+    true = torch.linalg.lstsq(quiet.basis, D[factors.live_rows]).solution
+    cos = (p.T @ (true / true.norm(dim=0))).abs()
+    assert int((cos.max(0).values > 0.99).sum()) >= 18  # of 20 samples
+    zeros = (D[factors.live_rows] == 0)[:, cos.argmax(1)]
+    assert float(((off > 0.5) == zeros).double().mean()) > 0.93
+
+
+def test_soft_relus_become_hard_ones():
+    network = network_after(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), "0")
+    soft, relus = soften(network)
+    z = torch.tensor([[0.5, -0.5, 2.0, -2.0]])
+    assert len(relus) == 1
+    assert torch.equal(soft(z), network(z))
+    relus[0].width = torch.tensor(1e-4)
+    assert torch.allclose(soft(z), network(z), atol=1e-4)
+    relus[0].width = torch.tensor(1.0)
+    assert not torch.allclose(soft(z), network(z), atol=1e-2)
+
+
+def test_rescaling_says_why_it_cannot(data_root):
+    _, model, _, _, view, _ = noisy_update(data_root, 1e-5, None, 46)
+    factors = factorise(view)
+    assert rescale(factors, None, model, nn.functional.mse_loss) == "the loss has no labels"
+
+
+def test_pure_noise_holds_no_sample():
+    generator = torch.Generator().manual_seed(0)
+    view = spear.LayerUpdate(
+        weight=torch.randn(60, 200, generator=generator),
+        bias=torch.zeros(60),
+        weight_grad=torch.randn(60, 200, generator=generator),
+        bias_grad=torch.randn(60, generator=generator),
+    )
+    result = spear.invert(view)
+    assert (result.outcome, len(result.inputs)) == (Outcome.FAILED, 0)
+    assert "noise" in result.reason
