@@ -25,6 +25,7 @@ from spear.factors import Factors, Side
 from spear.pool import Pool
 
 _INVERSES = 4096  # b x b inverses per step: 20 to 40 ms on two cores at b = 20
+_GROUP_DRAWS = 512  # submatrices per step within one group of a prior
 _PROBES = 12  # rows a candidate is tried on first
 # A float32 kernel is good to 1e-7 times the condition of the submatrix: an entry this far below a
 # typical one may be a zero. What survives is computed again in float64.
@@ -106,7 +107,9 @@ class SamplingFinder:
     def _draw(self, pool: Pool, groups: Tensor, step: int, most: int) -> Draw:
         """What the next submatrices are drawn from: a prior's rows, zeros found so far, or all."""
         if len(groups):
-            most = min(most, _INVERSES // 32)  # a few draws of every group, many times over
+            # A few draws of every group, many times over: a good prior's group gives the same
+            # direction each time, and to look at it thousands of times takes most of the search.
+            most = min(most, max(1, _GROUP_DRAWS // pool.side.white.shape[1]))
             if pool.side.name == "outputs" and step % 4:
                 turn = step - step // 4  # counts the steps that take this branch
                 return Draw(most, among=groups[turn % len(groups)])

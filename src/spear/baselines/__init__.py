@@ -1,0 +1,16 @@
+"""Rival attacks behind the call of `spear.invert`: optimisation (Geiping), cocktail party (ICA)."""
+
+from spear.baselines.attack import Attack, Bounds, pixel_bounds
+from spear.baselines.cocktail import CocktailPartyAttack
+from spear.baselines.geiping import GeipingAttack
+from spear.baselines.prior import negative_rows, prior_from
+
+__all__ = [
+    "Attack",
+    "Bounds",
+    "CocktailPartyAttack",
+    "GeipingAttack",
+    "negative_rows",
+    "pixel_bounds",
+    "prior_from",
+]

@@ -1,0 +1,74 @@
+"""An approximate reconstruction as a prior for the paper's sampling ("combining SPEAR with an
+approximate reconstruction").
+
+The paper takes, for each approximate sample, the 3b neurons with the most negative preactivation, and
+draws submatrices within these. `SamplingFinder(prior=...)` does that itself, from approximate inputs.
+What is added here, and is not in the paper: true inputs lie in the span of the gradient's rows, at the
+scale that the bias gradient gives, so approximate ones are first moved to the nearest point there.
+That takes off all of an error but its b - 1 coordinates within, and never adds to it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spear.errors import InvalidOption
+from spear.factors import factorise
+from spear.update import LayerUpdate
+
+
+def prior_from(view: LayerUpdate, inputs: Tensor, *, project: bool = True) -> Tensor:
+    """Approximate inputs (k, n) as `SamplingFinder(prior=...)` takes them.
+
+    Args:
+        view: the update they were approximated from.
+        inputs: (k, n) the layer's inputs as an attack guessed them; rows that are not finite go.
+        project: move each to the nearest combination of the gradient's rows; False is the paper's.
+
+    >>> from torch import nn
+    >>> from spear import observe
+    >>> net = nn.Sequential(nn.Linear(300, 40), nn.ReLU(), nn.Linear(40, 5))
+    >>> x, y = torch.randn(4, 300), torch.tensor([0, 4, 2, 1])
+    >>> loss = nn.functional.cross_entropy(net(x), y)
+    >>> view = observe(net, torch.autograd.grad(loss, list(net.parameters())))
+    >>> rough = x + torch.randn(4, 300)
+    >>> bool((prior_from(view, rough) - x).norm() < 0.3 * (rough - x).norm())
+    True
+    """
+    _check(view, inputs)
+    guesses = inputs.detach()[inputs.isfinite().all(1)]
+    if not project:
+        return guesses
+    factors = factorise(view)
+    if not factors.batch_size:
+        return guesses
+    R = factors.combine(torch.diag(1 / factors.singular_values))  # (b, n), orthonormal rows
+    C = guesses.to(R) @ R.T  # (k, b)
+    h = factors.bias_coordinates  # every true sample has c . h = 1
+    C = C + (1 - C @ h)[:, None] * h / h.square().sum()
+    return (C @ R).to(guesses)
+
+
+def negative_rows(view: LayerUpdate, inputs: Tensor, count: int) -> Tensor:
+    """Per approximate input, the neurons (k, count) with the most negative preactivation.
+
+    With `count = 3 * b` these are the paper's groups: likely zeros of one column of dL/dZ.
+
+    >>> view = LayerUpdate(weight=torch.eye(4), bias=torch.zeros(4),
+    ...                    weight_grad=torch.randn(4, 4), bias_grad=torch.randn(4))
+    >>> negative_rows(view, torch.tensor([[0.5, -2.0, 3.0, -1.0]]), 2)
+    tensor([[1, 3]])
+    """
+    _check(view, inputs)
+    if not 1 <= count <= view.outputs:
+        raise InvalidOption(f"expected 1 <= count <= m = {view.outputs}, got {count}")
+    Z = inputs.detach().to(view.weight) @ view.weight.detach().T + view.bias.detach()  # (k, m)
+    return Z.topk(count, largest=False).indices
+
+
+def _check(view: LayerUpdate, inputs: Tensor) -> None:
+    if inputs.ndim != 2 or inputs.shape[1] != view.inputs:
+        raise InvalidOption(
+            f"expected approximate inputs (k, {view.inputs}), got {tuple(inputs.shape)}"
+        )
