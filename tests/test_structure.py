@@ -9,6 +9,7 @@ CORE = [
     "theory",
     "layers",
     "update",
+    "streaming",
     "factors",
     "directions",
     "pool",
