@@ -5,8 +5,9 @@
 
 `features`: 16 ImageNet photos at 224 pixels; SPEAR and the cocktail party attack on the gradient of the
 first linear layer (25088 -> 4096). `images`: 4 photos of 64 pixels (TinyImageNet) and a narrower layer:
-feature inversion, Geiping et al. started from its images, and Geiping et al. on their own. Convolutions
-trained on ImageNet, linear layers at initialisation. One JSON line a measurement.
+feature inversion, Geiping et al. started from its images (both from either attack's features), and
+Geiping et al. on their own. Convolutions trained on ImageNet, linear layers at initialisation. One
+JSON line a measurement.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +62,12 @@ class Case:
     view: spear.LayerUpdate
     features: Tensor  # (b, 512 ...)
     seconds: float  # of the client's gradient
+
+
+@dataclass(frozen=True)
+class Steps:
+    inversion: int  # of features
+    matching: int  # of gradients
 
 
 def case(images: ImageData, b: int, seed: int, width: int) -> Case:
@@ -111,57 +119,78 @@ def features(b: int, seed: int) -> Iterator[Row]:
         yield of_features(name, known, attack.invert(known.view), began)
 
 
-def images(b: int, seed: int, iterations: int, matching: int, out: Path | None) -> Iterator[Row]:
-    root = Path(os.environ["SPEAR_DATA"])
-    known = case(data.tiny_imagenet(root), b, seed, 1024)
-    shape, bounds = known.images.shape, pixel_bounds(known.images.mean, known.images.std)
-    lpips = Lpips.find(root / "weights")
-
-    def row(name: str, inputs: Tensor, truth: Tensor, seconds: float, steps: int) -> Row:
-        x, y = (known.images.to_pixels(z).view(-1, *shape) for z in (inputs, truth))
-        score = score_images(x, y, lpips=lpips)
-        return {
-            "attack": name,
-            "b": b,
-            "iterations": steps,
-            "lpips": None if score.lpips is None else round(float(score.lpips.mean()), 3),
-            "psnr": round(float(score.psnr.mean()), 2),
-            "seconds": round(seconds, 1),
-            "peak_gb": peak(),
-        }
-
+def images(b: int, seed: int, steps: Steps, out: Path | None) -> Iterator[Row]:
+    known = case(data.tiny_imagenet(Path(os.environ["SPEAR_DATA"])), b, seed, 1024)
     began = time.monotonic()
     result = spear.invert(known.view, model=known.model)
-    yield of_features("SPEAR, with the model", known, result, began)
+    yield of_features("SPEAR", known, result, began)
+    order = score_features(result.inputs, known.features).truth
+    shown = [known.inputs[order]]
     assert result.labels is not None
-    truth = known.inputs[score_features(result.inputs, known.features).truth]
+    for name, found in inverted("SPEAR", known, result.inputs, result.labels, steps):
+        shown.append(found.inputs)
+        yield of_images(name, known, found)
+
+    began = time.monotonic()
+    party = CocktailPartyAttack(iterations=1000, independence=0.3).invert(known.view)
+    yield of_features("cocktail party", known, party, began)
+    # This attack gives no labels: the true ones, as Geiping et al. are given them.
+    labels = known.labels[score_features(party.inputs, known.features).truth]
+    for name, found in inverted("cocktail party", known, party.inputs, labels, steps):
+        yield of_images(name, known, found)
+
+    plain = GeipingAttack(iterations=steps.matching, lr=0.1, total_variation=0.01)
+    alone = plain.invert(known.view, labels=known.labels[order], **asked(known))
+    yield of_images("Geiping", known, alone)
+    if out:
+        shape = known.images.shape
+        rows = [known.images.to_pixels(z).view(-1, *shape) for z in (*shown, alone.inputs)]
+        out.write_bytes(png(sheet(rows)))
+
+
+def inverted(
+    name: str, known: Case, found: Tensor, labels: Tensor, steps: Steps
+) -> Iterator[tuple[str, spear.Inversion]]:
+    """Images from features (b, n), and gradient matching started from these."""
     before = network_before(known.model, LAYER)
     assert isinstance(before, nn.Module)
-    began = time.monotonic()
-    inverted = invert_features(
+    call = asked(known)
+    start = invert_features(
         before,
-        result.inputs,
-        shape=shape,
-        bounds=bounds,
-        options=FeatureInversion(iterations=iterations),
+        found,
+        shape=call["shape"],
+        bounds=call["bounds"],
+        options=FeatureInversion(iterations=steps.inversion),
     )
-    spent = time.monotonic() - began
-    yield row("SPEAR + FI", inverted.inputs, truth, spent, iterations)
+    yield f"{name} + FI", start
+    gentle = GeipingAttack(iterations=steps.matching, lr=0.03, total_variation=0.01)
+    yield (
+        f"{name} + FI + Geiping",
+        gentle.invert(known.view, labels=labels, initial=start.inputs, **call),
+    )
 
-    common = {"model": known.model, "labels": result.labels, "shape": shape, "bounds": bounds}
-    gentle = GeipingAttack(iterations=matching, lr=0.03, total_variation=0.01)
-    began = time.monotonic()
-    both = gentle.invert(known.view, initial=inverted.inputs, **common)
-    spent += time.monotonic() - began
-    yield row("SPEAR + FI + Geiping", both.inputs, truth, spent, iterations + matching)
 
-    began = time.monotonic()
-    plain = GeipingAttack(iterations=matching, lr=0.1, total_variation=0.01)
-    alone = plain.invert(known.view, **common)
-    yield row("Geiping", alone.inputs, truth, time.monotonic() - began, matching)
-    if out:
-        rows = (truth, inverted.inputs, both.inputs, alone.inputs)
-        out.write_bytes(png(sheet([known.images.to_pixels(z).view(-1, *shape) for z in rows])))
+def asked(known: Case) -> dict[str, Any]:
+    bounds = pixel_bounds(known.images.mean, known.images.std)
+    return {"model": known.model, "shape": known.images.shape, "bounds": bounds}
+
+
+def of_images(name: str, known: Case, found: spear.Inversion) -> Row:
+    pixels = [
+        known.images.to_pixels(z).view(-1, *known.images.shape)
+        for z in (found.inputs, known.inputs)
+    ]
+    score = score_images(*pixels, lpips=Lpips.find(Path(os.environ["SPEAR_DATA"]) / "weights"))
+    return {
+        "attack": name,
+        "b": len(known.labels),
+        "iterations": int(found.stats["iterations"]),
+        "lpips": None if score.lpips is None else round(float(score.lpips.mean()), 3),
+        "psnr": round(float(score.psnr.mean()), 2),
+        "loss": round(found.stats["loss"], 4),
+        "seconds": round(found.stats["optimise"], 1),
+        "peak_gb": peak(),
+    }
 
 
 def sheet(rows: list[Tensor], gap: int = 4) -> Tensor:
@@ -176,7 +205,7 @@ def main() -> None:
     parser.add_argument("--b", type=int, help="16 for features, 4 for images")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--iterations", type=int, default=500, help="of feature inversion")
-    parser.add_argument("--matching", type=int, default=150, help="iterations of Geiping et al.")
+    parser.add_argument("--matching", type=int, default=100, help="iterations of Geiping et al.")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="the picture, of the last seed")
     args = parser.parse_args()
@@ -185,7 +214,7 @@ def main() -> None:
         rows = (
             features(args.b or 16, seed)
             if args.part == "features"
-            else images(args.b or 4, seed, args.iterations, args.matching, args.out)
+            else images(args.b or 4, seed, Steps(args.iterations, args.matching), args.out)
         )
         for row in rows:
             print(json.dumps({"seed": seed, **row, "threads": args.threads}), flush=True)
