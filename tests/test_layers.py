@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spear.layers import inspect_layers, network_after
+from spear.layers import inspect_layers, network_after, network_before
 
 
 class Functional(nn.Module):
@@ -124,3 +124,40 @@ def test_no_network_behind_a_bypassed_layer():
 
     assert "bypasses" in network_after(Bypass(), "layer")
     assert "cannot be traced" in network_after(Untraceable(), "net.0")
+
+
+@pytest.mark.parametrize("layer", ["first", "second"])
+def test_the_network_before_a_layer_gives_its_inputs(layer):
+    model = Functional()
+    x = torch.randn(7, 2, 3)
+    seen = []
+    hook = model.get_submodule(layer).register_forward_hook(lambda _m, i, _out: seen.append(i[0]))
+    expected = model(x)
+    hook.remove()
+    before = network_before(model, layer)
+    assert torch.equal(before(x), seen[0])
+    names = {name.split(".")[0] for name, _ in before.named_parameters()}
+    assert names == ({"first"} if layer == "second" else set())
+    whole = network_after(model, layer)(model.get_submodule(layer)(before(x)))
+    assert torch.equal(whole, expected)
+
+
+def test_the_network_before_one_of_two_branches():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right, self.head = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.head(torch.relu(self.left(x)) * torch.relu(self.right(x)))
+
+    before = network_before(Branches(), "right")
+    x = torch.randn(5, 4)
+    assert torch.equal(before(x), x)
+    assert not list(before.named_parameters())
+
+
+def test_no_network_before_what_is_not_there():
+    assert "used 0 times" in network_before(Functional(), "third")
+    assert "used 2 times" in network_before(Shared(), "layer")
+    assert "cannot be traced" in network_before(Untraceable(), "net.2")

@@ -10,6 +10,7 @@ CORE = [
     "layers",
     "local_training",
     "update",
+    "streaming",
     "factors",
     "directions",
     "pool",

@@ -1,4 +1,4 @@
-"""Which layers of an ordinary `nn.Module` SPEAR can attack, and the network behind one of them.
+"""Which layers of an ordinary `nn.Module` SPEAR can attack, and the networks before and behind one.
 
 The model's forward is traced with torch.fx, so functional ReLUs, nested modules and skip
 connections are seen as they are. A model that cannot be traced is read in registration order.
@@ -108,6 +108,32 @@ def network_after(model: nn.Module, layer: str) -> nn.Module | str:
     behind.graph.eliminate_dead_code()
     behind.recompile()
     return behind
+
+
+def network_before(model: nn.Module, layer: str) -> nn.Module | str:
+    """The model up to the input of `layer`, as a module of its own; or why there is none.
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(4, 2))
+    >>> network_before(net, "2")(torch.tensor([[[1.0, -1.0], [0.0, 2.0]]]))
+    tensor([[1., 0., 0., 2.]])
+    """
+    traced = _trace(model)
+    if isinstance(traced, str):
+        return traced
+    nodes = list(traced.graph.nodes)
+    uses = [node for node in nodes if node.op == "call_module" and node.target == layer]
+    if len(uses) != 1:
+        return f"layer {layer!r} is used {len(uses)} times in one forward pass, expected once"
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes[: nodes.index(uses[0])]:
+        copies[node] = graph.node_copy(node, lambda n: copies[n])
+    graph.output(copies[uses[0].all_input_nodes[0]])
+    before = fx.GraphModule(traced, graph)
+    before.graph.eliminate_dead_code()
+    before.delete_all_unused_submodules()
+    before.recompile()
+    return before
 
 
 class SoftRelu(nn.Module):

@@ -1,7 +1,11 @@
-"""Rival attacks behind the call of `spear.invert`: optimisation (Geiping), cocktail party (ICA)."""
+"""Rival attacks behind the call of `spear.invert`: optimisation (Geiping), cocktail party (ICA).
+
+And the way from recovered features back to images.
+"""
 
 from spear.baselines.attack import Attack, Bounds, pixel_bounds
 from spear.baselines.cocktail import CocktailPartyAttack
+from spear.baselines.features import FeatureInversion, invert_features
 from spear.baselines.geiping import GeipingAttack
 from spear.baselines.prior import negative_rows, prior_from
 
@@ -9,7 +13,9 @@ __all__ = [
     "Attack",
     "Bounds",
     "CocktailPartyAttack",
+    "FeatureInversion",
     "GeipingAttack",
+    "invert_features",
     "negative_rows",
     "pixel_bounds",
     "prior_from",

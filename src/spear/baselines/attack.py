@@ -147,6 +147,17 @@ def bound_problems(bounds: Bounds, shape: Sequence[int]) -> list[str]:
     return [] if bool((low < high).all()) else ["expected bounds with low < high throughout"]
 
 
+def started_from(initial: Tensor, start: Tensor) -> Tensor:
+    """A copy of the caller's initial inputs in the shape, dtype and place of a start (b, *shape)."""
+    if initial.shape[:1] != start.shape[:1] or initial.numel() != start.numel():
+        raise InvalidOption(
+            f"expected initial inputs {tuple(start.shape)}, got {tuple(initial.shape)}"
+        )
+    if not bool(initial.isfinite().all()):
+        raise InvalidOption("expected finite initial inputs, got NaN or infinity")
+    return initial.detach().to(start, copy=True).view_as(start)
+
+
 def approximate(
     inputs: Tensor,
     *,

@@ -25,6 +25,7 @@ from spear.baselines.attack import (
     bound_problems,
     check_view,
     shape_problems,
+    started_from,
     total_variation,
 )
 from spear.baselines.matching import Distance, gradient_distance
@@ -92,6 +93,7 @@ class GeipingAttack:
         shape: Sequence[int] | None = None,
         bounds: Bounds | None = None,
         loss: Loss | None = None,
+        initial: Tensor | None = None,
         generator: torch.Generator | None = None,
         max_seconds: float | None = None,
         on_progress: Callable[[Progress], None] | None = None,
@@ -105,6 +107,7 @@ class GeipingAttack:
             shape: of one sample, such as (3, 32, 32); needed for total variation.
             bounds: lowest and highest value of an input, see `pixel_bounds`; needed if boxed.
             loss: the client's loss; cross-entropy unless given.
+            initial: (b, n) inputs to start from, in the labels' order; later restarts begin at `init`.
             generator: randomness of the start.
             max_seconds: stop after this long and return the last guess. Ctrl-C does the same.
             on_progress: called with a `Progress` a few times a second.
@@ -124,7 +127,8 @@ class GeipingAttack:
         sizes = tuple(shape) if shape is not None else (view.inputs,)
         generator = generator or torch.Generator().manual_seed(0)
         with torch.inference_mode(False), torch.enable_grad(), clock.watch.stage("optimise"):
-            best = trial = _Trial(self._start(len(labels), sizes, view, generator))
+            start = self._start(len(labels), sizes, view, generator)
+            best = trial = _Trial(start if initial is None else started_from(initial, start))
             distance = gradient_distance(
                 factors, model, labels, loss or nn.functional.cross_entropy
             )
