@@ -17,6 +17,8 @@ EXACT = 2e-4
 # Rows in which a wrong direction is zero and a sample is not: each shows that the direction holds
 # nothing of the sample. Three, so that no single misread zero decides.
 _EXCLUDING_ROWS = 3
+_GAP = 100.0  # fall of the next layer's spectrum behind the last sample
+_OUTSIDE = 1e-3  # share of an activation outside the next layer's span that no rounding explains
 _LEVERAGE = 1e-3  # a zero row whose leverage is within this of one was solved for
 # What chance may achieve before a pattern proves something.
 _LUCK = 1e-9
@@ -60,6 +62,14 @@ def pattern_holds(factors: Factors, selection: Selection) -> tuple[Tensor, tuple
     if apart:
         doubts.append(apart)
         return sound, tuple(doubts)
+    strangers = sound & outside_next_layer(factors, selection)
+    if bool(strangers.any()):
+        doubts.append(
+            f"the next layer's gradient does not know {int(strangers.sum())} of {b} samples at their "
+            "scale: weight and bias gradients were clipped apart (per-layer clipping), or differ "
+            "otherwise"
+        )
+        return torch.zeros_like(sound), tuple(doubts)
     if factors.view.relu == "both":
         sound &= _other_side(factors, selection)
     if side.name == "outputs" and not bool(sound.all()):
@@ -116,6 +126,28 @@ def _fits_at_another_scale(factors: Factors, selection: Selection) -> bool:
         return False
     lowest, highest = scale_range(factors, selection)
     return bool((proved & (lowest <= highest) & (highest > 0))[broken].all())
+
+
+def outside_next_layer(factors: Factors, selection: Selection) -> Tensor:
+    """Which samples (b,) the next layer's gradient does not know, where it can tell.
+
+    Its rows are sums of the samples' activations relu(z), whatever each was multiplied with. So an
+    activation outside their span belongs to no sample: an input of the wrong scale, say, whose weight
+    and bias gradient were clipped apart.
+    """
+    nothing = torch.zeros(selection.b, dtype=torch.bool, device=selection.C.device)
+    gradient = factors.view.next_gradient
+    if gradient is None or selection.directions.side.name != "outputs":
+        return nothing
+    _, s, Vt = torch.linalg.svd(gradient.to(selection.C), full_matrices=False)
+    if len(s) <= selection.b or not float(s[selection.b - 1]) > _GAP * float(s[selection.b]):
+        return nothing  # fewer or more samples show there: it says nothing
+    span = Vt[: selection.b]  # (b, m)
+    Z = selection.C @ factors.preactivation.T + factors.view.bias.to(selection.C)
+    active = Z.clamp_min(0)  # (b, m)
+    rest = active - (active @ span.T) @ span
+    outside: Tensor = rest.norm(dim=1) > _OUTSIDE * active.norm(dim=1)
+    return outside
 
 
 def scale_range(factors: Factors, selection: Selection) -> tuple[Tensor, Tensor]:

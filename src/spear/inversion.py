@@ -220,7 +220,7 @@ def _conclude(
             f"the update carries noise of {factors.relative_noise:.1e} of its entries, too much for "
             f"an exact recovery: the {b} samples are known to about {error:.1e} per input"
         )
-    elif factors.view.training is not None and not count and selection.match >= _LIKELY:
+    elif _inexact(factors) and not count and selection.match >= _LIKELY:
         outcome = Outcome.APPROXIMATE
         reason = (
             f"{b} samples were found that fit the update (lambda {selection.match:.3f}), but "
@@ -259,6 +259,11 @@ def _conclude(
         predicted_error=certificate.predicted_error.to(inputs.device),
         stats=stats,
     )
+
+
+def _inexact(factors: Factors) -> bool:
+    """May right samples fail a proof: by several local steps, or noise above rounding?"""
+    return factors.view.training is not None or factors.noisy
 
 
 def _incomplete(

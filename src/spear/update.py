@@ -82,6 +82,21 @@ class LayerUpdate:
         return "\n".join(lines)
 
     @property
+    def next_gradient(self) -> Tensor | None:
+        """The weight gradient of the linear layer that follows, one ReLU away, if it is known."""
+        names = [report.name for report in self.considered]
+        if self.layer not in names[:-1] or self.relu == "before":
+            return None
+        following = self.considered[names.index(self.layer) + 1]
+        gradient = self.others.get(f"{following.name}.weight")
+        direct = following.relu in ("before", "both") and gradient is not None
+        return (
+            gradient
+            if direct and gradient is not None and gradient.shape[1] == self.outputs
+            else None
+        )
+
+    @property
     def meaning(self) -> str:
         """What the layer's inputs are to the data, in words; empty where they are the data."""
         own = next((r for r in self.considered if r.name == self.layer), None)
