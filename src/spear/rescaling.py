@@ -76,12 +76,15 @@ class _Rescaling:
         # The bias gradient may be so noisy that even the sign it gives is wrong; the pattern knows.
         Wx = replay.Z - replay.bias
         side = torch.where(self.off.T, -Wx, Wx).sum(1).sign()  # (b,)
-        self.selection = dataclasses.replace(
-            selection, Q=selection.Q * side, C=selection.C * side[:, None]
-        )
-        self.Wx, self.D = Wx * side[:, None], replay.D * side[:, None]  # (b, m)
         # Noise of one input, and so of the scale: the bias gradient is one more input, of value 1.
-        self.error = factors.noise * (selection.C / factors.singular_values).norm(dim=1)  # (b,)
+        noise = factors.noise * (selection.C / factors.singular_values).norm(dim=1)  # (b,)
+        prior = _ordinary(selection.C.square().sum(1), noise, factors.view.inputs) * side
+        self.selection = dataclasses.replace(
+            selection, Q=selection.Q * prior, C=selection.C / prior[:, None]
+        )
+        self.Wx, self.D = Wx / prior[:, None], replay.D * prior[:, None]  # (b, m)
+        self.error = noise / prior.abs()  # of an input, (b,)
+        self.rough = (noise.pow(-2) + _SPREAD**-2).rsqrt()  # of the scale, relative, (b,)
 
     def run(self) -> Rescaled:
         labels, _ = self.replay.nearest_labels(self._sided(self.Wx + self.replay.bias), self.D)
@@ -93,9 +96,8 @@ class _Rescaling:
         length_error = torch.where(found, _LENGTH * (2 - 2 * cos).clamp_min(0).sqrt(), torch.inf)
         weight, remark = self._weights(ratio, labels, length_error, scale, z)
         # By the rule or by the bias gradient, each as far as its error allows.
-        trust = self.error.square() / (self.error.square() + length_error.square())
+        trust = self.rough.square() / (self.rough.square() + length_error.square())
         scale = torch.where(found, scale * (weight / ratio) ** trust, 1.0)
-        scale = torch.where(found, scale, self._ordinary(found, scale))
         rescaled = dataclasses.replace(
             self.selection, Q=self.selection.Q * scale, C=self.selection.C / scale[:, None]
         )
@@ -104,17 +106,6 @@ class _Rescaling:
             words = f"{lost} of {len(found)} samples have no label, and their scale is rough"
             remark = "; ".join(filter(None, [remark, words]))
         return Rescaled(rescaled, torch.where(found, labels, -1), remark)
-
-    def _ordinary(self, found: Tensor, so_far: Tensor) -> Tensor:
-        """The scale (b,) of samples without a label: the bias gradient's, drawn to the usual."""
-        noise = self.factors.view.inputs * (self.error / so_far).square()
-        lengths = ((self.selection.C / so_far[:, None]).square().sum(1) - noise).clamp_min(
-            1e-3 * noise
-        )
-        usual = lengths[found].median() if bool(found.any()) else lengths.median()
-        doubt = self.error.square() / (self.error.square() + _SPREAD**2)
-        scale: Tensor = (lengths / usual) ** (doubt / 2)
-        return scale
 
     def _sided(self, z: Tensor) -> Tensor:
         """Preactivations (b, m), on the side of zero that the pattern says."""
@@ -126,7 +117,7 @@ class _Rescaling:
         The scale counts: it moves z against the biases of all layers.
         """
         lengths = torch.linalg.vector_norm(self.factors.view.weight.detach(), dim=1).to(self.Wx)
-        z_error, scale_error = self.error[:, None] * lengths, self.error[:, None]  # (b, m), (b, 1)
+        z_error, scale_error = self.error[:, None] * lengths, self.rough[:, None]  # (b, m), (b, 1)
         network, relus = soften(self.replay.network)
         step = torch.zeros_like(self.Wx).requires_grad_()
         stretch = torch.zeros_like(scale_error).requires_grad_()
@@ -165,7 +156,7 @@ class _Rescaling:
         """
         if not bool(length_error.isfinite().any()):
             return ratio, "no label's gradient points along a recovered one"
-        trust = 1 / (self.error.square() + length_error.square())
+        trust = 1 / (self.rough.square() + length_error.square())
         rules = [torch.zeros_like(ratio)]
         if self.factors.view.reads_data:  # else layers before this one count for the norm
             rules += _clipping(self._norms(labels, scale, z))
@@ -211,6 +202,18 @@ def _widths(network: nn.Module, relus: list[SoftRelu], z: Tensor, error: Tensor)
                 mean = distance.mean(tuple(range(1, distance.ndim)), keepdim=True)
                 variances[i] = variances[i] + mean / _DRAWS
     return [v.sqrt().clamp_min(torch.finfo(z.dtype).tiny) for v in variances]
+
+
+def _ordinary(squares: Tensor, noise: Tensor, inputs: int) -> Tensor:
+    """What inputs with these squared lengths (b,) are divided by, to draw the roughest to the usual.
+
+    Where the bias gradient hardly tells a scale, the lengths of the batch's other samples do.
+    """
+    lengths = (squares - inputs * noise.square()).clamp_min(1e-3 * squares)
+    sure = noise <= noise.median()
+    doubt = noise.square() / (noise.square() + _SPREAD**2)
+    scale: Tensor = (lengths / lengths[sure].median()) ** (doubt / 2)
+    return scale
 
 
 def _common(logs: Tensor, trust: Tensor) -> tuple[float, Tensor]:
