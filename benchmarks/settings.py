@@ -246,6 +246,13 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def tables(rows: list[Row]) -> str:
+    """A table a group."""
+    groups = dict.fromkeys(row["group"] for row in rows)
+    drawn = [f"**{g}**\n\n{table([row for row in rows if row['group'] == g])}" for g in groups]
+    return "\n\n".join(drawn)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("groups", nargs="*", choices=[*GROUPS, []])
@@ -265,8 +272,7 @@ def main() -> None:
                         file.write(json.dumps(rows[-1]) + "\n")
     if options.table and options.rows:
         rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
-    for group in dict.fromkeys(row["group"] for row in rows):
-        print(f"\n**{group}**\n\n{table([row for row in rows if row['group'] == group])}")
+    print(tables(rows))
 
 
 if __name__ == "__main__":
