@@ -219,31 +219,42 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
 
 def table(rows: list[Row]) -> str:
     """One line a setting; failed batches count in every column they can."""
-    lines = [
-        "| setting | exact batches | verdicts | certified wrong | mean PSNR | worst sample "
-        "| below reference | median | slowest |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    noisy, trained = "reference" in rows[0], "sparsity" in rows[0]
+    head = ["setting", "exact batches", "verdicts", "certified wrong", "mean PSNR", "worst sample"]
+    head += ["below reference"] if noisy else []
+    head += ["samples recovered", "lowest column sparsity", "faintest 1 - p"] if trained else []
+    lines = [head + ["median", "slowest"], ["---"] * (len(head) + 2)]
     for setting in dict.fromkeys(row["setting"] for row in rows):
         group = [row for row in rows if row["setting"] == setting]
         outcomes = [row["outcome"] for row in group]
-        verdicts = ", ".join(f"{outcomes.count(o)} {o}" for o in dict.fromkeys(outcomes))
-        means = [row["mean"] for row in group if row["mean"] is not None]
-        worst = [row["worst"] for row in group if row["worst"] is not None]
-        gaps = [r["reference"] - (r["mean"] or 0.0) for r in group if r.get("reference")]
-        gap = f"{statistics.mean(gaps):.2f} dB, at most {max(gaps):.2f}" if gaps else ""
         seconds = [row["seconds"] for row in group]
-        false = sum(r["outcome"] == "EXACT" and not r["exact"] for r in group)
         wrong = sum(r["certified_wrong"] for r in group)
-        lines.append(
-            f"| {setting} | {Rate(sum(r['exact'] for r in group), len(group))} | {verdicts} "
-            f"| {wrong} ({false} false EXACT) "
-            f"| {statistics.mean(means):.1f} dB | {min(worst):.1f} dB | {gap} "
-            f"| {statistics.median(seconds):.2f} s | {max(seconds):.2f} s |"
-            if means
-            else f"| {setting} | 0 of {len(group)} | {verdicts} | {wrong} | - | - | | | |"
-        )
-    return "\n".join(lines)
+        false = sum(r["outcome"] == "EXACT" and not r["exact"] for r in group)
+        line = [
+            setting,
+            str(Rate(sum(r["exact"] for r in group), len(group))),
+            ", ".join(f"{outcomes.count(o)} {o}" for o in dict.fromkeys(outcomes)),
+            f"{wrong}, {false} false EXACT",
+            _decibels([r["mean"] for r in group], statistics.mean),
+            _decibels([r["worst"] for r in group], min),
+        ]
+        if noisy:
+            gaps = [r["reference"] - (r["mean"] or 0.0) for r in group]
+            line.append(f"{statistics.mean(gaps):.2f} dB, at most {max(gaps):.2f}")
+        if trained:
+            b = int(setting.split("b = ")[1].split(",")[0])
+            line.append(f"{sum(r['recovered'] for r in group)} of {b * len(group)}")
+            line.append(f"{min(r['sparsity'] for r in group):.2f}")
+            line.append(f"{min(r['faintest'] for r in group):.0e}")
+        lines.append([*line, f"{statistics.median(seconds):.2f} s", f"{max(seconds):.2f} s"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _decibels(values: list[float | None], combined: Callable[[list[float]], float]) -> str:
+    """Of the batches that gave anything; how many did not is said."""
+    known = [v for v in values if v is not None]
+    words = f"{combined(known):.1f} dB" if known else "-"
+    return words if len(known) == len(values) else f"{words} ({len(values) - len(known)} without)"
 
 
 def tables(rows: list[Row]) -> str:

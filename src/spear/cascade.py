@@ -223,7 +223,7 @@ def _sample(pool: Pool, residual: Balanced, generator: torch.Generator, watch: W
         b = pool.side.white.shape[1]
         candidates, count = kernels(pool.side, b - 1, generator, draw)
         watch.count("submatrices", count)
-        return pool.add(candidates)
+        return pool.add(candidates[: _FLOOD * b])
 
 
 def _stuck(residual: Balanced, b: int, watch: Watch) -> str:
