@@ -223,7 +223,7 @@ def table(rows: list[Row]) -> str:
     head = ["setting", "exact batches", "verdicts", "certified wrong", "mean PSNR", "worst sample"]
     head += ["below reference"] if noisy else []
     head += ["samples recovered", "lowest column sparsity", "faintest 1 - p"] if trained else []
-    lines = [head + ["median", "slowest"], ["---"] * (len(head) + 2)]
+    lines = [[*head, "median", "slowest"], ["---"] * (len(head) + 2)]
     for setting in dict.fromkeys(row["setting"] for row in rows):
         group = [row for row in rows if row["setting"] == setting]
         outcomes = [row["outcome"] for row in group]
