@@ -23,6 +23,8 @@ CORE = [
     "vertices",
     "estimation",
     "cascade",
+    "weights",
+    "thresholds",
     "replay",
     "regression",
     "rescaling",

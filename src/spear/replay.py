@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from spear.factors import UNDECIDED, Factors
 from spear.layers import network_after
 from spear.selection import Selection
+from spear.thresholds import FLIPS, smallest_steps
+from spear.weights import merged, usual, vanished
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 T = TypeVar("T")
@@ -28,11 +30,6 @@ _REPLAY_LIMIT = 1e-3
 _NEIGHBOURS = 16
 _REACH = 20.0  # the last neighbour is this many errors away: still well inside the tolerance
 _THRESHOLD = 1e-4  # of a typical preactivation: float32 rounds to 1e-6 of it
-_BEYOND = 1.5  # how far beyond its threshold a neuron is put, in units of its distance
-_FLIPS = 8
-_WHOLE = 1e-2  # a weight this near a whole number of others is one
-_DIVISOR = 2e-4  # a divisor this near a whole number is one: weights are known to 1e-5 and better
-_LARGEST = 4  # times the samples that show: more than that were hardly in the batch
 _ROWS_AT_ONCE = 1 << 14
 
 
@@ -46,47 +43,6 @@ class Replayed:
     compared: bool  # were gradients of later layers there to compare?
     merged: Tensor  # (b,) bool: weighs as much as several samples
     vanished: int  # samples that the batch was divided by, and that left no trace
-
-
-def _merged(factor: Tensor, matched: Tensor) -> Tensor:
-    """Which samples (b,) weigh a whole number of times as much as most others.
-
-    Two samples of one label whose inputs nearly agree leave one trace, of twice the weight, at their
-    mean: their difference enters the gradient squared, and drowns. So it may be a duplicate, or not.
-    """
-    if not bool(matched.any()):
-        return torch.zeros_like(matched)
-    times = factor / factor[matched].median()
-    if 2 * int(((times - 1).abs() <= _WHOLE)[matched].sum()) < int(matched.sum()):
-        return torch.zeros_like(matched)  # clipped one by one: weights say nothing
-    whole = times.round()
-    return (whole > 1) & ((times - whole).abs() <= _WHOLE * whole)
-
-
-def _usual(factor: Tensor, matched: Tensor) -> float | None:
-    """What most matched samples were multiplied with; None if there is no such number."""
-    if not bool(matched.any()):
-        return None
-    usual = factor[matched].median()
-    alike = ((factor / usual - 1).abs() <= _WHOLE) & matched
-    return float(usual) if 2 * int(alike.sum()) > int(matched.sum()) else None
-
-
-def _vanished(factor: Tensor, matched: Tensor) -> int:
-    """How many samples a mean was taken over besides those that are there.
-
-    A mean over N divides every gradient by N. If that is more than the update shows, the others'
-    gradients have vanished: nothing is known of them. A sum does not tell, nor an update that was
-    scaled as a whole: there N is hardly ever a whole number, or not of the batch's order.
-    """
-    usual = _usual(factor, matched)
-    if usual is None or usual <= 0:
-        return 0
-    if 1 / usual > _LARGEST * len(factor):
-        return 0
-    divided_by = round(1 / usual)
-    whole = abs(1 / usual - divided_by) <= _DIVISOR * divided_by
-    return max(0, divided_by - len(factor)) if whole else 0
 
 
 class Replay:
@@ -199,10 +155,9 @@ class Replay:
                     "ReLU pattern merge",
                 )
                 matched = matched & ~heavy
-        merged = _merged(factor, matched)
-        return Replayed(
-            labels, matched, objections, self.compared, merged, _vanished(factor, matched & ~merged)
-        )
+        several = merged(factor, matched)
+        gone = vanished(factor, matched & ~several)
+        return Replayed(labels, matched, objections, self.compared, several, gone)
 
     def match_labels(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
         """The label of each sample, whether its gradient is the recovered one, and their ratio."""
@@ -233,19 +188,19 @@ class Replay:
         rounding of one, once divided by what the other samples were multiplied with.
         """
         factor = self._factors(labels)
-        usual = _usual(factor, matched)
+        common = usual(factor, matched)
         open_ = (~matched).nonzero().flatten().tolist()
-        if usual is None or 4 * self.classes > self.D.shape[1]:
+        if common is None or 4 * self.classes > self.D.shape[1]:
             return labels, matched, factor
         for i in open_:
             z, J = self.Z[i : i + 1].detach(), self.jacobian(self.Z[i])  # (classes, m)
             at_outputs = torch.linalg.lstsq(J.T, self.D[i][:, None]).solution[:, 0]
             off = (J.T @ at_outputs - self.D[i]).norm() / self.D[i].norm()
             slopes = self._slopes(self.network(z).detach()[0])  # (classes, classes)
-            label = (at_outputs / usual - slopes).abs().amax(1).argmin()
-            rounding = (at_outputs / usual - slopes[label]).abs().max()
+            label = (at_outputs / common - slopes).abs().amax(1).argmin()
+            rounding = (at_outputs / common - slopes[label]).abs().max()
             if float(off) <= _REPLAY_LIMIT and float(rounding) <= self.rounding:
-                labels[i], matched[i], factor[i] = label, True, usual
+                labels[i], matched[i], factor[i] = label, True, common
         return labels, matched, factor
 
     def _slopes(self, outputs: Tensor) -> Tensor:
@@ -264,8 +219,10 @@ class Replay:
         smallest step of z that takes it there; what brings the gradient nearer is kept.
         """
         z, target = self.Z[i : i + 1], self.D[i : i + 1]
-        for _ in range(_FLIPS):
-            steps = self._smallest_steps(z, max(_THRESHOLD, _REACH * float(self.relative_error[i])))
+        for _ in range(FLIPS):
+            steps = smallest_steps(
+                self.network, z, max(_THRESHOLD, _REACH * float(self.relative_error[i]))
+            )
             if not len(steps):
                 break
             near = self._distance(
@@ -276,28 +233,6 @@ class Replay:
                 break
             z, residual = z + steps[best], near[best]
         return z[0], residual
-
-    def _smallest_steps(self, z: Tensor, near: float) -> Tensor:
-        """Steps of z (k, m), each across the threshold of one hidden neuron that is near it."""
-        seen: list[Tensor] = []
-        hooks = [
-            module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-            for module in self.network.modules()
-            if isinstance(module, nn.ReLU)
-        ]
-        with torch.enable_grad():
-            leaf = z.detach().requires_grad_()
-            self.network(leaf)
-        for hook in hooks:
-            hook.remove()
-        steps = []
-        for values in seen:
-            relative = (values / values.square().mean().sqrt()).flatten().detach()
-            for k in (relative.abs() < near).nonzero().flatten().tolist()[:_FLIPS]:
-                value = values.flatten()[k]
-                (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
-                steps.append(-_BEYOND * value.detach() * slope / slope.square().sum())
-        return torch.cat(steps) if steps else z[:0]
 
     def tolerance(self, labels: Tensor) -> Tensor:
         """How far a true sample's replayed gradient may be off, relative to its length, (b,)."""

@@ -1,0 +1,32 @@
+"""Hidden neurons near their threshold: rounding may have put them on the other side for the client."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+_BEYOND = 1.5  # how far beyond its threshold a neuron is put, in units of its distance
+FLIPS = 8  # of neurons that are tried, one after the other
+
+
+def smallest_steps(network: nn.Module, z: Tensor, near: float) -> Tensor:
+    """Steps of z (k, m), each across the threshold of one hidden neuron that is near it."""
+    seen: list[Tensor] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        for module in network.modules()
+        if isinstance(module, nn.ReLU)
+    ]
+    with torch.enable_grad():
+        leaf = z.detach().requires_grad_()
+        network(leaf)
+    for hook in hooks:
+        hook.remove()
+    steps = []
+    for values in seen:
+        relative = (values / values.square().mean().sqrt()).flatten().detach()
+        for k in (relative.abs() < near).nonzero().flatten().tolist()[:FLIPS]:
+            value = values.flatten()[k]
+            (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
+            steps.append(-_BEYOND * value.detach() * slope / slope.square().sum())
+    return torch.cat(steps) if steps else z[:0]

@@ -1,0 +1,49 @@
+"""What each sample's gradient was multiplied with, 1/b or its clipping, and what that gives away."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_WHOLE = 1e-2  # a weight this near a whole number of others is one
+_DIVISOR = 2e-4  # a divisor this near a whole number is one: weights are known to 1e-5 and better
+_LARGEST = 4  # times the samples that show: more than that were hardly in the batch
+
+
+def merged(factor: Tensor, matched: Tensor) -> Tensor:
+    """Which samples (b,) weigh a whole number of times as much as most others.
+
+    Two samples of one label whose inputs nearly agree leave one trace, of twice the weight, at their
+    mean: their difference enters the gradient squared, and drowns. So it may be a duplicate, or not.
+    """
+    if not bool(matched.any()):
+        return torch.zeros_like(matched)
+    times = factor / factor[matched].median()
+    if 2 * int(((times - 1).abs() <= _WHOLE)[matched].sum()) < int(matched.sum()):
+        return torch.zeros_like(matched)  # clipped one by one: weights say nothing
+    whole = times.round()
+    return (whole > 1) & ((times - whole).abs() <= _WHOLE * whole)
+
+
+def usual(factor: Tensor, matched: Tensor) -> float | None:
+    """What most matched samples were multiplied with; None if there is no such number."""
+    if not bool(matched.any()):
+        return None
+    common = factor[matched].median()
+    alike = ((factor / common - 1).abs() <= _WHOLE) & matched
+    return float(common) if 2 * int(alike.sum()) > int(matched.sum()) else None
+
+
+def vanished(factor: Tensor, matched: Tensor) -> int:
+    """How many samples a mean was taken over besides those that are there.
+
+    A mean over N divides every gradient by N. If that is more than the update shows, the others'
+    gradients have vanished: nothing is known of them. A sum does not tell, nor an update that was
+    scaled as a whole: there N is hardly ever a whole number, or not of the batch's order.
+    """
+    common = usual(factor, matched)
+    if common is None or common <= 0 or 1 / common > _LARGEST * len(factor):
+        return 0
+    divided_by = round(1 / common)
+    whole = abs(1 / common - divided_by) <= _DIVISOR * divided_by
+    return max(0, divided_by - len(factor)) if whole else 0
