@@ -126,7 +126,8 @@ def _by_replay(
 def _left_out(replayed: Replayed) -> str:
     """What a replay does not show."""
     if replayed.labels is None:
-        return _UNSEEN  # any weight fits a gradient at the outputs that is free
+        # Any weight fits a gradient at the outputs that is free.
+        return f"{_UNSEEN}, and targets that are numbers do not tell whether samples have vanished"
     if not replayed.compared:
         return "no gradient of a later layer to compare, so the replay only gave labels"
     return ""
@@ -156,13 +157,14 @@ def _of_training(
     if isinstance(retrained, str):
         doubts = (f"several local steps are proved only by repeating them, and {retrained}",)
         return Certificate(no, Proof.NONE, error, precise, None, False, doubts, "")
-    certified = retrained.matched & (selection.directions.firmness > 0)
-    doubts = retrained.objections
+    firm = selection.directions.firmness > 0
+    certified, doubts = retrained.matched & firm, retrained.objections
     if not bool(certified.all()):
         lost = int((~certified).sum())
         words = f"repeating the local training does not confirm {lost} of {len(certified)} samples"
         doubts = (words, *doubts)
-        certified = certified & uncontaminated(selection, certified)
+    if not bool((retrained.recognised & firm).all()):
+        certified = certified & uncontaminated(selection, retrained.recognised & firm)
     if retrained.objections:
         certified = no
     doubts = (*doubts, *_faint(certified, precise))

@@ -15,7 +15,7 @@ from spear.factors import UNDECIDED, Factors
 from spear.layers import network_after
 from spear.selection import Selection
 from spear.thresholds import FLIPS, smallest_steps
-from spear.weights import merged, usual, vanished
+from spear.weights import merged, odd, usual, vanished
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 T = TypeVar("T")
@@ -156,6 +156,7 @@ class Replay:
                 )
                 matched = matched & ~heavy
         several = merged(factor, matched)
+        matched = matched & (several | ~odd(factor, matched))
         gone = vanished(factor, matched & ~several)
         return Replayed(labels, matched, objections, self.compared, several, gone)
 

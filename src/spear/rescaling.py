@@ -89,11 +89,13 @@ class _Rescaling:
     def run(self) -> Rescaled:
         labels, _ = self.replay.nearest_labels(self._sided(self.Wx + self.replay.bias), self.D)
         z, scale, cos = self._moved(labels)
-        found = cos >= _AGREES
+        found = cos.nan_to_num(0.0) >= _AGREES  # a gradient that has vanished points nowhere
         length = self.replay.single_gradients(z, labels).norm(dim=1)
+        length = torch.where(found, length, 1.0)
         # What each sample's gradient was multiplied with, with the error of its scale.
         ratio = scale * self.D.norm(dim=1) / length
-        length_error = torch.where(found, _LENGTH * (2 - 2 * cos).clamp_min(0).sqrt(), torch.inf)
+        length_error = _LENGTH * (2 - 2 * cos).clamp_min(0).sqrt()
+        length_error = torch.where(found, length_error, torch.inf)
         weight, remark = self._weights(ratio, labels, length_error, scale, z)
         # By the rule or by the bias gradient, each as far as its error allows.
         trust = self.rough.square() / (self.rough.square() + length_error.square())

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 _WHOLE = 1e-2  # a weight this near a whole number of others is one
+_ODD = 1e-3  # deviation of a weight that is more than rounding: 1e-5 and less on clean batches
 _DIVISOR = 2e-4  # a divisor this near a whole number is one: weights are known to 1e-5 and better
 _LARGEST = 4  # times the samples that show: more than that were hardly in the batch
 
@@ -32,6 +33,18 @@ def usual(factor: Tensor, matched: Tensor) -> float | None:
     common = factor[matched].median()
     alike = ((factor / common - 1).abs() <= _WHOLE) & matched
     return float(common) if 2 * int(alike.sum()) > int(matched.sum()) else None
+
+
+def odd(factor: Tensor, matched: Tensor) -> Tensor:
+    """Which samples (b,) weigh a little more or less than most others, which no mean explains.
+
+    A sample's weight hangs on the bias gradient as its inputs do on theirs. So where most weigh the
+    same, one that does not is off by as much: by samples too faint to show, or factors of its own.
+    """
+    common = usual(factor, matched)
+    if common is None:
+        return torch.zeros_like(matched)
+    return (factor / common - 1).abs() > _ODD
 
 
 def vanished(factor: Tensor, matched: Tensor) -> int:
