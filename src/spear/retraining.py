@@ -25,7 +25,7 @@ from spear.selection import Selection
 # 20 epochs. A hidden neuron that rounds to the other side makes 1e-2 and more of it; that is looked
 # into. The later layers see an input's scale, which its own column hardly does.
 _AGREES = 2e-3
-_LATER = 5e-3
+_LATER = 3e-3
 _FOLLOWS = 0.3  # of what columns are off, on top, for later layers: such neurons are in few samples
 # With many epochs such neurons add up, to 0.13 at 50; a wrong label makes more than 1, and the others
 # beside it 0.1 to 0.4. But they touch columns unevenly. What is off in all of them alike is another
@@ -144,7 +144,7 @@ class _Retraining:
             moved = self._moved(local, start, epoch)
             off = self._columns(moved["weight"])
             if best is None or float(off.median()) < float(best.off.median()):
-                best = _Repeated(off, epoch, self._objections(moved, start, off))
+                best = _Repeated(off, epoch, self._objections(moved, start, off, epoch))
             beyond += bool(moved["weight"].norm() > 1.2 * self.factors.L.norm())
             if beyond > _PATIENCE:
                 break
@@ -178,11 +178,12 @@ class _Retraining:
         return off
 
     def _objections(
-        self, moved: dict[str, Tensor], start: dict[str, Tensor], off: Tensor
+        self, moved: dict[str, Tensor], start: dict[str, Tensor], off: Tensor, epoch: int
     ) -> tuple[str, ...]:
         """Later layers that the training, repeated, changes in another way than the columns' do."""
         seen = {f"behind.{name}": grad for name, grad in self.factors.view.others.items()}
         share = _LATER + _FOLLOWS * float(off.square().mean().sqrt())
+        share = share if epoch < _MANY else _AGREES_MANY
         eps = torch.finfo(self.factors.view.weight_grad.dtype).eps
         objections = []
         for name in moved.keys() & seen.keys():
