@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from spear.conditions import (
     EXACT,
+    outside_next_layer,
     pattern_holds,
     predicted_error,
     signs_hold,
@@ -93,6 +94,7 @@ def certify(
         if replayed.compared:
             # The replay stands in for redundancy, not for the signs or the bias gradient.
             proof, certified = Proof.REPLAY, signs_hold(factors, selection)
+            certified = certified & ~outside_next_layer(factors, selection)
         certified, doubts = _by_replay(selection, replayed, certified, doubts)
         remark, whole = _left_out(replayed), not replayed.vanished
         if replayed.labels is not None:
