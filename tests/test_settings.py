@@ -207,16 +207,3 @@ def test_train_mode_before_the_layer_is_named(before, words):
     assert words in view.choice
     assert words in spear.invert(view, model=model).reason
     assert words not in spear.observe(model.eval(), gradients).choice
-
-
-def test_samples_of_an_odd_weight_are_not_certified():
-    """Most weigh the same; where a bias gradient is off by half a per cent, inputs are too."""
-    model, x, y = batch(b=6, n=60, m=150)
-    gradients = fedsgd(model, x, y)
-    alone = fedsgd(model, x[:1], y[:1])
-    gradients["0.bias"] = gradients["0.bias"] + 0.005 * alone["0.bias"] / 6
-    result = spear.invert(spear.observe(model, gradients), model=model)
-    wrong = torch.cdist(result.inputs, x).min(1).values > 1e-3 * x.norm(dim=1).mean()
-    assert wrong.sum() == 1
-    assert not result.certified[wrong].any()
-    assert result.outcome is not Outcome.EXACT

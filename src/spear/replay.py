@@ -156,8 +156,9 @@ class Replay:
                 )
                 matched = matched & ~heavy
         several = merged(factor, matched)
-        matched = matched & (several | ~odd(factor, matched))
         gone = vanished(factor, matched & ~several)
+        if gone or self.factors.faded:  # what does not show may be in what does
+            matched = matched & ~odd(factor, matched)
         return Replayed(labels, matched, objections, self.compared, several, gone)
 
     def match_labels(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,11 +27,8 @@ from spear.selection import Selection
 _AGREES = 2e-3
 _LATER = 3e-3
 _FOLLOWS = 0.3  # of what columns are off, on top, for later layers: such neurons are in few samples
-# With many epochs such neurons add up, to 0.13 at 50; a wrong label makes more than 1, and the others
-# beside it 0.1 to 0.4. But they touch columns unevenly. What is off in all of them alike is another
-# training, or another scale of weights and biases, and then so are the inputs.
-_MANY = 30
-_AGREES_MANY, _UNEVENLY, _MOST = 0.2, 8.0, 0.025
+# A sample is recognised well beyond that: a wrong label makes more than 1, and 0.1 to 0.4 in others.
+_RECOGNISED = 0.2
 _EPOCHS = 200  # that are tried where the number is not known
 _PATIENCE = 3  # epochs after the replayed weights have moved too far
 
@@ -99,17 +96,12 @@ class _Repeated:
     objections: tuple[str, ...]
 
     def judged(self, labels: Tensor) -> Retrained:
-        recognised = self.off <= _AGREES_MANY
+        recognised = self.off <= _RECOGNISED
         return Retrained(labels, self.matched, recognised, self.epochs, self.objections)
 
     @property
     def matched(self) -> Tensor:
-        """Which columns (b,) agree; after many epochs a quarter of them closely, or as they differ."""
-        if self.epochs < _MANY:
-            return self.off <= _AGREES
-        low, middle = self.off.quantile(0.25), self.off.median()
-        limit = (_UNEVENLY * (middle - low)).clamp(_AGREES, _MOST)
-        return (self.off <= _AGREES_MANY) & (low <= limit)
+        return self.off <= _AGREES
 
 
 class _Retraining:
@@ -144,7 +136,7 @@ class _Retraining:
             moved = self._moved(local, start, epoch)
             off = self._columns(moved["weight"])
             if best is None or float(off.median()) < float(best.off.median()):
-                best = _Repeated(off, epoch, self._objections(moved, start, off, epoch))
+                best = _Repeated(off, epoch, self._objections(moved, start, off))
             beyond += bool(moved["weight"].norm() > 1.2 * self.factors.L.norm())
             if beyond > _PATIENCE:
                 break
@@ -178,12 +170,11 @@ class _Retraining:
         return off
 
     def _objections(
-        self, moved: dict[str, Tensor], start: dict[str, Tensor], off: Tensor, epoch: int
+        self, moved: dict[str, Tensor], start: dict[str, Tensor], off: Tensor
     ) -> tuple[str, ...]:
         """Later layers that the training, repeated, changes in another way than the columns' do."""
         seen = {f"behind.{name}": grad for name, grad in self.factors.view.others.items()}
         share = _LATER + _FOLLOWS * float(off.square().mean().sqrt())
-        share = share if epoch < _MANY else _AGREES_MANY
         eps = torch.finfo(self.factors.view.weight_grad.dtype).eps
         objections = []
         for name in moved.keys() & seen.keys():
