@@ -83,7 +83,8 @@ def test_the_choice_says_why_others_were_not_taken():
     view = observe(model, grads)
     assert view.choice.splitlines() == [
         "attacking '2' (6 -> 6, ReLU after)",
-        "not '0': no ReLU stands before it, and it is followed by Tanh (which leaves no zeros in the gradient), not by a ReLU",
+        "not '0': no ReLU stands before it, and it is followed by Tanh (which leaves no zeros in "
+        "the gradient), not by a ReLU",
         "not '4': attackable too (a ReLU stands before it: its inputs are sparse), "
         "but farther from the data",
     ]
