@@ -40,8 +40,8 @@ _TEMPER = 0.3
 _SIGN_ODDS = 2.0  # log odds per typical preactivation, as long as z is itself only a guess
 _RIDGE = 0.5  # of the signs: between a guess (1.5) and an exact pattern (0.1)
 # Share of rows, weighed by how certain they are, whose sign some input explains: 0.85 to 1 for samples
-# at the paper's noisiest setting, up to 0.79 for most mixes. A few mixes reach 0.87; reading all samples
-# together (`trusted`) drops those. Seen on a handful of batches.
+# at the paper's noisiest setting, up to 0.79 for most mixes. A few mixes reach 0.87; reading all
+# samples together (`trusted`) drops those. Seen on a handful of batches.
 _AGREES = 0.85
 _AGREES_FEW, _AGREES_LAST = 0.8, 0.6
 _FEW = 4  # missing samples up to which single rows are tried first

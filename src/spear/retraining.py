@@ -21,9 +21,9 @@ from spear.regression import compares_numbers
 from spear.replay import Loss, Replay
 from spear.selection import Selection
 
-# How far a column of summed gradients may be off, relative to its length: 1e-4 and less where no
-# hidden neuron changed sides, which after 20 epochs is rare. A hidden neuron that rounds to the other side makes 1e-2 and more of it; that is looked
-# into. The later layers see an input's scale, which its own column hardly does.
+# How far a column of summed gradients may be off, relative to its length: 1e-4 and less where no hidden
+# neuron changed sides, which after 20 epochs is rare. One that rounds to the other side makes 1e-2 and
+# more of it; that is looked into. The later layers see an input's scale, its own column hardly.
 _AGREES = 2e-3
 _LATER = 3e-3
 _FOLLOWS = 0.3  # of what columns are off, on top, for later layers: such neurons are in few samples
