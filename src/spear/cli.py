@@ -19,6 +19,7 @@ import spear
 from spear import theory as lemmas
 from spear.audit import frontier, frontier_report
 from spear.audit.demo import DemoRun, DemoSettings, run_demo
+from spear.cli_reproduce import reproduce
 from spear.directions import Progress as Step
 from spear.errors import InvalidOption, SpearError
 from spear.inversion import Outcome
@@ -190,6 +191,9 @@ def bench(
     console.print(escape(frontier_report.stages(measured)), soft_wrap=True)
     if plot is not None:
         frontier_report.plot(measured, plot)
+
+
+app.command(epilog="Example: spear reproduce main --batches 10 --data ~/datasets")(reproduce)
 
 
 @app.command(epilog="Example: spear theory --batch-size 16 --width 200")

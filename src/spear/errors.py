@@ -22,6 +22,9 @@ class InvalidUpdate(SpearError, ValueError):
         self.problems = tuple(problems)
         super().__init__("; ".join(problems))
 
+    def __reduce__(self) -> tuple[type, tuple[list[str]]]:
+        return type(self), (list(self.problems),)
+
 
 class NoAttackableLayer(SpearError, ValueError):
     """The model has no linear layer next to a ReLU whose gradient is in the update."""
@@ -43,9 +46,13 @@ class MissingExtra(SpearError, ImportError):
     """A part outside the core needs a package that is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
+        self.package, self.extra = package, extra
         super().__init__(
             f"this needs {package}, which is not installed: pip install 'spear-fl[{extra}]'"
         )
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.package, self.extra)
 
 
 class DataError(SpearError):

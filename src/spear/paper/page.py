@@ -1,0 +1,92 @@
+"""Drawings on disk: an experiment's files, and one page of all. Nothing is computed again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from spear.paper import catalogue, plots
+from spear.paper.drawing import Drawing
+from spear.paper.experiment import Experiment
+from spear.paper.reproduce import rows_for
+from spear.trials import Row, RowFile, Status
+
+_INTRO = """# Results
+
+The paper's tables and figures, its numbers beside ours. Drawn by `spear reproduce all --only-draw` from
+rows that were run before: one line of JSON a batch, with its seed, settings, verdict, metrics, seconds,
+versions and commit. Failed and timed-out batches are rows and count. Accuracy is the share of batches
+in which every sample is right to 60 dB or better, with its 95 % Clopper-Pearson interval; ± is the 95 %
+interval of a mean over batches. The paper's times are minutes on a GPU; ours are the inversion's, with
+one thread of a shared two-core CPU."""
+
+
+def write(name: str, results: Path, out: Path) -> str:
+    """Tables, plots and pictures of an experiment into a folder; its Markdown, as text."""
+    experiment, rows = catalogue.load(name), rows_for(name, results)
+    drawing = experiment.draw(rows)
+    out.mkdir(parents=True, exist_ok=True)
+    shown = [*_plots(name, drawing, out), *_pictures(name, drawing, results, out)]
+    own = [row for part in rows.values() for row in part]
+    text = "\n\n".join(
+        [
+            f"## {experiment.place}: {experiment.title}",
+            *(table.markdown() for table in drawing.tables),
+            *(f"![{caption}]({file})\n\n*{caption}*" for file, caption in shown),
+            *drawing.notes,
+            _origin(name, experiment, own),
+        ]
+    )
+    _replace(out / f"{name}.md", text + "\n")
+    if drawing.tables:
+        _replace(out / f"{name}.tex", "\n".join(table.latex() for table in drawing.tables))
+    return text
+
+
+def page(names: Sequence[str], results: Path, out: Path, path: Path) -> None:
+    """One Markdown page of many experiments; their files are in `out`, linked from the page."""
+    folder = os.path.relpath(out, path.parent).replace(os.sep, "/")
+    parts = [write(name, results, out).replace("](", f"]({folder}/") for name in names]
+    _replace(path, "\n\n".join([_INTRO, *parts]) + "\n")
+
+
+def _plots(name: str, drawing: Drawing, out: Path) -> list[tuple[str, str]]:
+    shown = []
+    for plot in drawing.plots:
+        with plots.look():
+            files = plots.save(plot.figure(), out / f"{name}-{plot.name}")
+        shown.append((files[0].name, plot.caption))
+    return shown
+
+
+def _pictures(name: str, drawing: Drawing, results: Path, out: Path) -> list[tuple[str, str]]:
+    shown = []
+    for picture in drawing.pictures:
+        path = out / f"{name}-{picture.name}.png"
+        shutil.copyfile(RowFile(results, name).picture(picture.file), path)
+        shown.append((path.name, picture.caption))
+    return shown
+
+
+def _origin(name: str, experiment: Experiment, rows: Sequence[Row]) -> str:
+    """Which rows this is drawn from, and the command that makes such rows."""
+    if not rows and not (experiment.cells or experiment.plan):
+        return f"`spear reproduce {name}`"
+    bad = [row for row in rows if row.status is not Status.DONE]
+    commits = sorted({row.commit or "no checkout" for row in rows})
+    told = f"{len(rows):,} rows" + (f", {len(bad)} of them failed or timed out" if bad else "")
+    seeds = f", seeds {min(r.seed for r in rows)}–{max(r.seed for r in rows)}" if rows else ""
+    of = f", commits {', '.join(commits)}" if commits else ""
+    lines = [f"`spear reproduce {name}`: {told}{seeds}{of}."]
+    errors = Counter(row.error for row in bad)
+    lines += [f"- {count} ×: {error}" for error, count in errors.most_common(3)]
+    return "\n".join(lines)
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)

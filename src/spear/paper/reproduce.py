@@ -1,0 +1,105 @@
+"""Runs what is missing of an experiment, and draws what is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from spear.errors import InvalidOption
+from spear.paper import catalogue
+from spear.paper.experiment import Case, Plan
+from spear.trials import Engine, Measured, Row, RowFile, Status, Step, Trial
+from spear.trials.trial import Report
+
+_BETWEEN = 0.2  # seconds between two words on how far a trial is
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is run, and where its rows are.
+
+    Args:
+        results: folder of the rows.
+        data: folder of the datasets.
+        batches: per cell; the paper's number unless given.
+        seed: of the first batch.
+        again: run failed and timed-out trials once more.
+    """
+
+    results: Path
+    data: Path | None = None
+    batches: int | None = None
+    seed: int = 0
+    again: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batches is not None and self.batches < 1:
+            raise InvalidOption(f"expected batches >= 1, got {self.batches}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is to be done for one experiment."""
+
+    name: str
+    trials: Sequence[Trial]
+    open: Sequence[Trial]  # without a row yet
+
+
+def plan(name: str, options: Options) -> Part:
+    """The trials of an experiment, and which of them have no row yet."""
+    experiment = catalogue.load(name)
+    rows = {source: rows_of(source, options.results) for source in experiment.after}
+    wanted = Plan(options.batches or experiment.batches, options.seed, rows)
+    trials = experiment.trials(name, wanted)
+    done = RowFile(options.results, name).rows()
+    bad = {key for key, row in done.items() if options.again and row.status is not Status.DONE}
+    return Part(name, trials, [t for t in trials if t.key not in done or t.key in bad])
+
+
+def rows_of(name: str, results: Path) -> list[Row]:
+    """All rows of an experiment."""
+    return list(RowFile(results, name).rows().values())
+
+
+def run(part: Part, options: Options, engine: Engine, on_step: Report) -> Iterator[Row]:
+    """Run the open trials; each row is on disk before it is told of."""
+    if not part.open:
+        return
+    if options.data is None:
+        raise InvalidOption("expected --data or SPEAR_DATA, the folder with the datasets")
+    work = partial(measured, data=options.data.resolve())
+    with RowFile(options.results, part.name).writing() as file:
+        for row, pictures in engine.run(part.open, work, on_step):
+            file.append(row, pictures)
+            yield row
+
+
+def measured(trial: Trial, report: Report, data: Path) -> Measured:
+    """One trial, wherever we are; what it says of its progress is thinned out."""
+    measure = catalogue.load(trial.experiment).measure
+    assert measure is not None
+    tell = _thinned(lambda words, share: report(Step(trial.key, words, share)))
+    return measure(Case(trial.settings, trial.seed, data, tell))
+
+
+def _thinned(
+    tell: Callable[[str, float | None], None],
+) -> Callable[[str, float | None], None]:
+    last = -1.0
+
+    def thinned(words: str, share: float | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > _BETWEEN:
+            last = time.monotonic()
+            tell(words, share)
+
+    return thinned
+
+
+def rows_for(name: str, results: Path) -> Mapping[str, Sequence[Row]]:
+    """All that an experiment draws from, by the experiment's name."""
+    return {n: rows_of(n, results) for n in catalogue.with_sources((name,))}

@@ -1,0 +1,175 @@
+"""Trials on this machine: one process a worker, one thread a trial.
+
+With one thread the bits of a result depend on the trial alone, not on how many workers there are. A
+worker that dies takes its trial with it once; the second time the trial counts as failed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+
+from spear.errors import InvalidOption
+from spear.trials.trial import Report, Row, Status, Step, Trial, Work, ended, measure
+
+_NAME = "local"
+_ATTEMPTS = 2
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_PATIENCE = 0.5  # seconds between two looks at the clock
+_CONTEXT = multiprocessing.get_context("spawn")  # as on Windows and macOS: no locks are inherited
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Worker processes on this machine.
+
+    Args:
+        workers: how many; one per core unless given.
+        max_seconds: a trial that runs longer is stopped, and its row says so.
+    """
+
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
+    max_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise InvalidOption(f"expected workers >= 1, got {self.workers}")
+        if self.max_seconds is not None and self.max_seconds <= 0:
+            raise InvalidOption(f"expected max_seconds > 0, got {self.max_seconds}")
+
+    def run(
+        self, trials: Sequence[Trial], work: Work, on_step: Report
+    ) -> Iterator[tuple[Row, Mapping[str, bytes]]]:
+        """Rows with their pictures, in the order in which they are done."""
+        waiting = deque((trial, 1) for trial in trials)
+        busy: list[_Worker] = []
+        idle: list[_Worker] = []
+        try:
+            while waiting or busy:
+                while waiting and len(busy) < self.workers:
+                    worker = idle.pop() if idle else _Worker(work)
+                    worker.start(*waiting.popleft())
+                    busy.append(worker)
+                wait([w.pipe for w in busy], timeout=_PATIENCE)
+                for worker in list(busy):
+                    done = worker.poll(on_step, self.max_seconds)
+                    if done is None:
+                        continue
+                    busy.remove(worker)
+                    if worker.alive:
+                        idle.append(worker)
+                    if isinstance(done, Trial):  # its worker died: once more
+                        waiting.append((done, worker.attempt + 1))
+                    else:
+                        yield done
+        finally:
+            for worker in busy + idle:
+                worker.stop()
+
+
+class _Worker:
+    """One process, and the trial it is at."""
+
+    def __init__(self, work: Work) -> None:
+        self.pipe, theirs = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=_serve, args=(theirs, work), daemon=True)
+        with _one_thread():
+            self.process.start()
+        theirs.close()
+        self.trial: Trial
+        self.attempt = 0
+        self.began = 0.0
+
+    @property
+    def alive(self) -> bool:
+        return not self.pipe.closed
+
+    def start(self, trial: Trial, attempt: int) -> None:
+        self.trial, self.attempt, self.began = trial, attempt, time.monotonic()
+        with suppress(OSError):  # it died while idle: poll() finds that out
+            self.pipe.send(trial)
+
+    def poll(
+        self, on_step: Report, max_seconds: float | None
+    ) -> tuple[Row, Mapping[str, bytes]] | Trial | None:
+        """The row if it is done, the trial itself if the worker died, None if it is still at it."""
+        try:
+            while self.pipe.poll():
+                message = self.pipe.recv()
+                if isinstance(message, Step):
+                    on_step(message)
+                elif isinstance(message, Exception):
+                    raise message
+                else:
+                    row: tuple[Row, Mapping[str, bytes]] = message
+                    return row
+        except (EOFError, OSError):
+            return self._died()
+        took = time.monotonic() - self.began
+        if max_seconds is not None and took > max_seconds:
+            self.stop()
+            words = f"stopped after {max_seconds:g} s"
+            return ended(self.trial, Status.TIMED_OUT, words, took, _NAME), {}
+        return None
+
+    def _died(self) -> tuple[Row, Mapping[str, bytes]] | Trial:
+        self.stop()
+        if self.attempt < _ATTEMPTS:
+            return self.trial
+        words = f"its worker died {self.attempt} times (exit code {self.process.exitcode})"
+        took = time.monotonic() - self.began
+        return ended(self.trial, Status.FAILED, words, took, _NAME), {}
+
+    def stop(self) -> None:
+        self.pipe.close()
+        self.process.kill()
+        self.process.join()
+
+
+def _serve(pipe: Connection, work: Work) -> None:
+    """A worker's life: trials in, steps and rows out, until nobody asks any more."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who runs us
+    torch.set_num_threads(1)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    while True:
+        try:
+            trial: Trial = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(measure(trial, work, pipe.send, _NAME))
+        except Exception as error:  # told to the one who asked, who raises it
+            pipe.send(error)
+
+
+def _leave_with_parent() -> None:
+    """A run that is killed leaves no worker behind."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """What a process inherits before it imports anything that computes."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

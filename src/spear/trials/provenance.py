@@ -1,0 +1,41 @@
+"""What a row says of the code that made it: versions, and the commit of the checkout."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import numpy
+import scipy
+import torch
+
+import spear
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Of everything that can change a result's bits."""
+    return {
+        "spear": spear.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "scipy": scipy.__version__,
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+
+
+@cache
+def commit() -> str | None:
+    """The checkout's commit, with a + where files differ from it; None where this is none."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        words = ["git", "-C", str(root), "describe", "--always", "--abbrev=7", "--dirty=+"]
+        told = subprocess.run(words, capture_output=True, text=True, check=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):  # no git here, or not our checkout
+        return None
+    return told.stdout.strip()

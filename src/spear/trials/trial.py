@@ -1,0 +1,178 @@
+"""A trial, what it measures, and the row that is kept of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from spear.errors import DataError, InvalidOption, MissingExtra
+from spear.trials.provenance import commit, versions
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One measurement that is to be made.
+
+    >>> Trial("main", {"b": 20}, seed=1).key == Trial("main", {"b": 20}, seed=1).key
+    True
+    >>> Trial("main", {"b": 20}, seed=1).key == Trial("main", {"b": 21}, seed=1).key
+    False
+    """
+
+    experiment: str
+    settings: Mapping[str, Any]  # all that its result depends on beside the seed, as JSON has it
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Names the trial among all others: other settings, another key."""
+        words = json.dumps([self.experiment, self.settings, self.seed], sort_keys=True)
+        return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+
+class Status(Enum):
+    """How a trial ended, whatever it measured."""
+
+    DONE = "done"
+    FAILED = "failed"  # an exception, or a worker that died
+    TIMED_OUT = "timed out"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a trial gave. But for the seconds, the same trial gives the same bits anywhere."""
+
+    outcome: str
+    metrics: Mapping[str, Any]
+    seconds: float  # of the attack alone
+    stages: Mapping[str, float] = field(default_factory=dict)  # seconds
+    pictures: Mapping[str, bytes] = field(default_factory=dict)  # PNG files by name
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of results: a trial and what came of it."""
+
+    key: str
+    experiment: str
+    settings: Mapping[str, Any]
+    seed: int
+    status: Status
+    outcome: str | None
+    metrics: Mapping[str, Any]
+    seconds: float | None  # of the attack; None where it did not end
+    stages: Mapping[str, float]
+    took: float  # seconds of the whole trial: data, client, attack and judging
+    error: str | None = None
+    pictures: Mapping[str, str] = field(default_factory=dict)  # names of files beside the rows
+    versions: Mapping[str, str] = field(default_factory=dict)
+    commit: str | None = None
+    engine: str = "local"
+
+    def line(self) -> str:
+        return json.dumps({**asdict(self), "status": self.status.value}, ensure_ascii=False)
+
+    @staticmethod
+    def of_line(line: str) -> Row:
+        content = json.loads(line)
+        return Row(**{**content, "status": Status(content["status"])})
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What does not depend on when and where it ran: the same for every engine."""
+        names = (
+            "key",
+            "experiment",
+            "settings",
+            "seed",
+            "status",
+            "outcome",
+            "metrics",
+            "pictures",
+        )
+        return {name: getattr(self, name) for name in names} | {"error": self.error}
+
+
+@dataclass(frozen=True)
+class Step:
+    """How far a trial is."""
+
+    key: str
+    words: str
+    share: float | None = None  # of the trial, where it can be told
+
+
+Report = Callable[[Step], None]
+Work = Callable[[Trial, Report], Measured]
+
+
+class Engine(Protocol):
+    """Runs trials somewhere, and gives each row, with its pictures, as it is done."""
+
+    def run(
+        self, trials: Sequence[Trial], work: Work, on_step: Report
+    ) -> Iterator[tuple[Row, Mapping[str, bytes]]]: ...
+
+
+def measure(
+    trial: Trial, work: Work, report: Report, engine: str
+) -> tuple[Row, Mapping[str, bytes]]:
+    """Run a trial where we are. What goes wrong in it is its result; what is not there, is not.
+
+    A dataset or a package that is missing says nothing about an attack: such errors go up.
+    """
+    began = time.monotonic()
+    try:
+        measured = work(trial, report)
+    except (DataError, MissingExtra, InvalidOption):
+        raise
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        return ended(trial, Status.FAILED, words, time.monotonic() - began, engine), {}
+    names = {name: _file_name(image) for name, image in measured.pictures.items()}
+    row = Row(
+        trial.key,
+        trial.experiment,
+        dict(trial.settings),
+        trial.seed,
+        Status.DONE,
+        measured.outcome,
+        dict(measured.metrics),
+        round(measured.seconds, 4),
+        {name: round(value, 4) for name, value in measured.stages.items()},
+        round(time.monotonic() - began, 3),
+        pictures=names,
+        versions=versions(),
+        commit=commit(),
+        engine=engine,
+    )
+    return row, {names[name]: image for name, image in measured.pictures.items()}
+
+
+def ended(trial: Trial, status: Status, error: str, took: float, engine: str) -> Row:
+    """The row of a trial without a result."""
+    return Row(
+        trial.key,
+        trial.experiment,
+        dict(trial.settings),
+        trial.seed,
+        status,
+        None,
+        {},
+        None,
+        {},
+        round(took, 3),
+        error=error,
+        versions=versions(),
+        commit=commit(),
+        engine=engine,
+    )
+
+
+def _file_name(image: bytes) -> str:
+    return f"{hashlib.sha256(image).hexdigest()[:16]}.png"
