@@ -11,22 +11,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from spear.errors import InvalidOption
 from spear.paper import catalogue
 from spear.paper import page as pages
 from spear.paper import reproduce as flow
-from spear.trials import Engine, LocalEngine, Row, Status, Step
+from spear.trials import Engine, LocalEngine, Row, Status, Step, Trial
+from spear.trials.remaining import Remaining
 
 console = Console(highlight=False)
 _TELL = 30.0  # seconds between two lines where nobody watches a bar
@@ -75,8 +68,13 @@ def reproduce(
     options = flow.Options(results, data, batches, seed, again)
     if not only_draw:
         chosen = _engine(engine, address, workers, max_seconds)
-        for name in order:
-            _run(name, options, chosen, quiet)
+        try:
+            for name in order:
+                _run(name, options, chosen, quiet)
+        except KeyboardInterrupt:
+            words = f"stopped; what was done is in {results}: the same command goes on from there"
+            console.print(escape(words), soft_wrap=True)
+            raise typer.Exit(130) from None
     drawn = results / "drawn"
     for name in wanted:
         text = pages.write(name, results, drawn)
@@ -120,86 +118,108 @@ def _run(name: str, options: flow.Options, engine: Engine, quiet: bool) -> None:
     part = flow.plan(name, options)
     if not part.open:
         return
-    done = len(part.trials) - len(part.open)
-    with _watched(name, len(part.trials), done, quiet) as watch:
+    remaining = Remaining(part.open, flow.rows_of(name, options.results))
+    with _watched(part, remaining, quiet) as watch:
         for row in flow.run(part, options, engine, watch.step):
+            remaining.done(row)
             watch.row(row)
 
 
-class _Bars:
+class _Watch:
+    """Shows nothing: for --quiet, and what the others begin with."""
+
+    def __init__(self, part: flow.Part, remaining: Remaining) -> None:
+        self.name, self.total, self.remaining = part.name, len(part.trials), remaining
+        self.done, self.bad = self.total - len(part.open), 0
+
+    def step(self, step: Step) -> None:
+        """A trial is so far."""
+
+    def row(self, row: Row) -> None:
+        """A trial is done."""
+        self.done += 1
+        self.bad += row.status is not Status.DONE
+
+    @property
+    def state(self) -> str:
+        left = self.remaining.seconds()
+        failed = f", {self.bad} failed or timed out" if self.bad else ""
+        rest = f", about {_duration(left)} to go" if left else ""
+        return f"{self.done:,} of {self.total:,}{failed}{rest}"
+
+
+class _Bars(_Watch):
     """A bar for the grid and one for each trial under way."""
 
-    def __init__(self, bars: Progress, name: str, total: int, done: int) -> None:
-        self.bars, self.bad = bars, 0
-        self.grid = bars.add_task(name, total=total, completed=done)
+    def __init__(self, part: flow.Part, remaining: Remaining, bars: Progress) -> None:
+        super().__init__(part, remaining)
+        self.bars, self.labels = bars, {trial.key: _label(trial) for trial in part.open}
+        self.grid = bars.add_task(
+            part.name, total=self.total, completed=self.done, detail=self.state
+        )
         self.trials: dict[str, TaskID] = {}
 
     def step(self, step: Step) -> None:
         if step.key not in self.trials:
-            self.trials[step.key] = self.bars.add_task("", total=1.0)
-        words = f"  {escape(step.words)}"
-        self.bars.update(self.trials[step.key], description=words, completed=step.share)
+            label = escape(self.labels[step.key])
+            self.trials[step.key] = self.bars.add_task(f"  {label}", total=1.0, detail="")
+        task = self.trials[step.key]
+        self.bars.update(task, completed=step.share, detail=escape(step.words))
 
     def row(self, row: Row) -> None:
+        super().row(row)
         if row.key in self.trials:
             self.bars.remove_task(self.trials.pop(row.key))
-        self.bars.advance(self.grid)
+        self.bars.update(self.grid, completed=self.done, detail=self.state)
 
 
-class _Lines:
-    """A line now and then."""
+class _Lines(_Watch):
+    """A line now and then, where nobody watches a bar."""
 
-    def __init__(self, name: str, total: int, done: int) -> None:
-        self.name, self.total, self.done, self.ran, self.bad = name, total, done, 0, 0
+    def __init__(self, part: flow.Part, remaining: Remaining) -> None:
+        super().__init__(part, remaining)
         self.began = self.told = time.monotonic()
-        console.print(f"{name}: {total - done} trials to run, {done} done before")
-
-    def step(self, step: Step) -> None:
-        """Only whole trials are worth a line."""
+        console.print(f"{self.name}: {len(part.open):,} trials to run, {self.done:,} done before")
 
     def row(self, row: Row) -> None:
-        self.ran += 1
-        self.bad += row.status is not Status.DONE
+        super().row(row)
         now = time.monotonic()
-        left = self.total - self.done - self.ran
-        if left and now - self.told < _TELL:
-            return
-        self.told = now
-        rest = (now - self.began) / self.ran * left
-        failed = f", {self.bad} failed or timed out" if self.bad else ""
-        console.print(
-            f"{self.name}: {self.done + self.ran} of {self.total}{failed}, about "
-            f"{_duration(rest)} to go"
-            if left
-            else f"{self.name}: {self.total} of {self.total}{failed}, {_duration(now - self.began)}"
-        )
-
-
-class _Silence:
-    def step(self, step: Step) -> None:
-        """Nothing."""
-
-    def row(self, row: Row) -> None:
-        """Nothing."""
+        last = self.done == self.total
+        if last or now - self.told > _TELL:
+            self.told = now
+            took = f" in {_duration(now - self.began)}" if last else ""
+            console.print(f"{self.name}: {self.state}{took}")
 
 
 @contextmanager
-def _watched(name: str, total: int, done: int, quiet: bool) -> Iterator[_Bars | _Lines | _Silence]:
+def _watched(part: flow.Part, remaining: Remaining, quiet: bool) -> Iterator[_Watch]:
     if quiet:
-        yield _Silence()
+        yield _Watch(part, remaining)
     elif not console.is_terminal:
-        yield _Lines(name, total, done)
+        yield _Lines(part, remaining)
     else:
-        with Progress(
+        columns = (
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[detail]}"),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        ) as bars:
-            yield _Bars(bars, name, total, done)
+        )
+        with Progress(*columns, console=console, transient=True) as bars:
+            yield _Bars(part, remaining, bars)
+
+
+def _label(trial: Trial) -> str:
+    """A trial in few words: what tells it from the others is mostly short.
+
+    >>> _label(Trial("main", {"data": "mnist", "b": 20, "max_seconds": 60}, seed=3))
+    'mnist b=20 seed 3'
+    """
+    words = [
+        str(value) if isinstance(value, str) else f"{name}={value}"
+        for name, value in trial.settings.items()
+        if name != "max_seconds"
+    ]
+    return f"{' '.join(words)[:48]} seed {trial.seed}"
 
 
 def _duration(seconds: float) -> str:
