@@ -81,7 +81,7 @@ class _Worker:
     def __init__(self, work: Work) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
         self.process = _CONTEXT.Process(target=_serve, args=(theirs, work), daemon=True)
-        with _one_thread():
+        with _inherited():
             self.process.start()
         theirs.close()
         self.trial: Trial
@@ -138,7 +138,7 @@ def _serve(pipe: Connection, work: Work) -> None:
     """A worker's life: trials in, steps and rows out, until nobody asks any more."""
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who runs us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows it is not inherited
     torch.set_num_threads(1)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     while True:
@@ -161,13 +161,17 @@ def _leave_with_parent() -> None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """What a process inherits before it imports anything that computes."""
+def _inherited() -> Iterator[None]:
+    """What a process starts with: one thread, and no ears for Ctrl-C, which is for the one who runs it."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
     try:
         yield
     finally:
+        if main:
+            signal.signal(signal.SIGINT, handler)
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
