@@ -162,7 +162,7 @@ def _leave_with_parent() -> None:
 
 @contextmanager
 def _inherited() -> Iterator[None]:
-    """What a process starts with: one thread, and no ears for Ctrl-C, which is for the one who runs it."""
+    """What a process starts with: one thread, and no ear for Ctrl-C, which its owner hears."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     main = threading.current_thread() is threading.main_thread()
