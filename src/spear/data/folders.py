@@ -99,9 +99,11 @@ def photo_sizes(root: Path) -> list[tuple[Path, int, int]]:
     base = IMAGENET.find(root) / "val"
     names = _class_folders(base, r"\d{1,4}")
     if not names:
+        loose = len(_names(base))
+        cure = f"sort them, as torchvision does: {IMAGENET.source.line(Path(root))}"
         raise DamagedData(
-            f"{base}: expected a folder for each class, got {len(_names(base)):,} photos outside "
-            f"of any: sort them, as torchvision does: {IMAGENET.source.line(Path(root))}"
+            f"{base}: expected a folder for each class, got {loose:,} photos outside of any: "
+            f"{cure if loose else AGAIN}"
         )
     by_index = all(name.isdigit() for name in names)
     if not by_index and any(name.isdigit() for name in names):
@@ -129,15 +131,16 @@ def _annotated(folder: Path, base: Path) -> list[tuple[Path, int]]:
                 f"{path}: line {number}: expected a picture and one of the 200 classes of wnids.txt, "
                 f"got {' '.join(row)[:60]!r}: {AGAIN}"
             )
-    there, named = set(_names(base / "images")), {row[0] for row in rows}
+    images = base / "images"
+    there, named = set(_names(images)), {row[0] for row in rows}
     if there != named or len(named) != len(rows) or not rows:
         example = min((there ^ named), default="none")
         raise DamagedData(
-            f"{base / 'images'}: expected the {len(named):,} pictures that val_annotations.txt names, "
+            f"{images}: expected the {len(named):,} pictures that val_annotations.txt names, "
             f"got {len(there & named):,} of them and {len(there - named):,} others (such as "
             f"{example}); half-copied, {AGAIN}"
         )
-    return [(base / "images" / row[0], index[row[1]]) for row in rows]
+    return [(images / row[0], index[row[1]]) for row in rows]
 
 
 def _sorted_by_class(folder: Path, base: Path) -> list[tuple[Path, int]]:

@@ -13,12 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from spear.data.adult import adult
+from spear.data.adult import FILES, adult
 from spear.data.folders import photo_sizes, tiny_imagenet
 from spear.data.images import ImageData, cifar10, mnist
 from spear.data.known import ADULT, CIFAR10, IMAGENET, MNIST, TINY_IMAGENET
 from spear.data.places import AGAIN, Dataset, Source, existing
-from spear.data.tabular import TabularData
 from spear.errors import DamagedData, MissingData
 
 _SIZES = (224, 256, 720)  # pixels of the shorter side that experiments ask for
@@ -113,7 +112,7 @@ def survey(root: Path) -> tuple[Found, ...]:
         MNIST: lambda r: _splits(r, mnist, {"test": "test", "train": "training"}),
         TINY_IMAGENET: lambda r: _splits(r, _tried, {"val": "validation", "train": "training"}),
         IMAGENET: _photos,
-        ADULT: lambda r: _splits(r, adult, {"train": "training", "test": "test"}),
+        ADULT: _records,
     }
     datasets = [_judged(dataset, root, describe) for dataset, describe in described.items()]
     return (*datasets, *(_judged_weights(weights, root / "weights") for weights in WEIGHTS))
@@ -157,11 +156,9 @@ def _judged_weights(weights: _Weights, folder: Path) -> Found:
 
 
 def _splits(
-    root: Path,
-    reader: Callable[[Path, str], ImageData | TabularData],
-    names: dict[str, str],
+    root: Path, reader: Callable[[Path, str], ImageData], names: dict[str, str]
 ) -> str:
-    """Such as "10,000 test images of 32 x 32, no training images"."""
+    """Such as "10,000 test images of 32 x 32, no training set"."""
     parts, absent = [], []
     for split, name in names.items():
         try:
@@ -169,12 +166,18 @@ def _splits(
         except MissingData:
             absent.append(name)
             continue
-        if isinstance(found, ImageData):
-            height, width = found.shape[1:]
-            parts.append(f"{len(found):,} {name} images of {height} x {width}")
-        else:
-            parts.append(f"{len(found):,} {name} records")
+        height, width = found.shape[1:]
+        parts.append(f"{len(found):,} {name} images of {height} x {width}")
     return ", ".join([*parts, *(f"no {name} set" for name in absent)])
+
+
+def _records(root: Path) -> str:
+    training = f"{FILES['train'][1]:,} training records"  # with fewer, reading fails
+    try:
+        return f"{training}, {len(adult(root, 'test')):,} test records"
+    except MissingData:
+        adult(root)
+        return f"{training}, no test set"
 
 
 def _tried(root: Path, split: str) -> ImageData:
