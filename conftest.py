@@ -7,7 +7,7 @@ import torch
 
 collect_ignore = []
 if find_spec("typer") is None or find_spec("rich") is None:
-    collect_ignore.append("src/spear/cli.py")
+    collect_ignore += ["src/spear/cli.py", "src/spear/cli_data.py"]
 if find_spec("opacus") is None:
     collect_ignore.append("src/spear/integrations/opacus")
 

@@ -76,6 +76,7 @@ def test_mnist_round_trip(tmp_path, zipped):
 def test_a_truncated_idx_file_is_noticed(tmp_path):
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
+    (folder / "t10k-labels-idx1-ubyte").write_bytes(idx(np.zeros(3, np.uint8)))
     (folder / "t10k-images-idx3-ubyte").write_bytes(idx(np.zeros((3, 28, 28), np.uint8))[:-5])
     with pytest.raises(DataError, match="incomplete"):
         data.mnist(tmp_path)

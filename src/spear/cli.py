@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import spear
+from spear import cli_data
 from spear import theory as lemmas
 from spear.audit import frontier, frontier_report
 from spear.audit.demo import DemoRun, DemoSettings, run_demo
@@ -30,6 +31,7 @@ app = typer.Typer(
     help="Shows, exactly and provably, what a federated-learning update gives away.",
 )
 console = Console(highlight=False)
+cli_data.register(app, console)
 
 
 def run() -> None:

@@ -57,3 +57,15 @@ class MissingExtra(SpearError, ImportError):
 
 class DataError(SpearError):
     """A dataset is missing, incomplete or not in the expected layout."""
+
+
+class NoDataFolder(DataError):
+    """The folder named for the datasets does not exist, or is none."""
+
+
+class MissingData(DataError):
+    """Nothing of a dataset, or of the part asked for, is there; the message says where to get it."""
+
+
+class DamagedData(DataError):
+    """A dataset is there, but wrong or half-copied; the message says which file and what to do."""

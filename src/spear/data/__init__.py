@@ -1,16 +1,21 @@
 """Dataset readers for the layouts people already have on disk; the photos of the demo."""
 
 from spear.data.adult import adult
-from spear.data.images import ImageData, cifar10, imagenet, mnist, tiny_imagenet
+from spear.data.folders import imagenet, tiny_imagenet
+from spear.data.images import ImageData, cifar10, mnist
+from spear.data.survey import Found, State, survey
 from spear.data.tabular import Column, TabularData
 
 __all__ = [
     "Column",
+    "Found",
     "ImageData",
+    "State",
     "TabularData",
     "adult",
     "cifar10",
     "imagenet",
     "mnist",
+    "survey",
     "tiny_imagenet",
 ]

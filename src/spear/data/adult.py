@@ -8,12 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from spear.data.images import check_split
+from spear.data.known import ADULT
+from spear.data.places import text_of
 from spear.data.tabular import Column, TabularData
-from spear.errors import DataError, InvalidOption
+from spear.errors import DamagedData, DataError
 
 MISSING = "?"  # a category of its own where it occurs
 LABELS = ("<=50K", ">50K")
 FILES = {"train": ("adult.data", 32_561), "test": ("adult.test", 16_281)}  # and their rows
+_LARGEST = 2**24  # bytes of a file; the larger one has 4 MB
 # As adult.names lists them; an empty list is a number.
 COLUMNS = {
     "age": "",
@@ -49,28 +53,24 @@ def adult(root: Path, split: str = "train") -> TabularData:
     108 inputs: eight columns of categories one-hot, six numbers standardised by the mean and standard
     deviation of the training file, whichever split is read. A missing entry, `?`, is a category.
     """
-    if split not in FILES:
-        raise InvalidOption(f"expected split to be one of {sorted(FILES)}, got {split!r}")
-    folder = Path(root) / "adult"
-    values, labels = _read(folder, *FILES["train"])
+    check_split(split, FILES)
+    folder = ADULT.find(root)
+    ADULT.split(root, folder, [FILES[split][0]], split)
+    files = [FILES[name][0] for name in dict.fromkeys(("train", split))]
+    paths = ADULT.split(root, folder, files, split)  # test records are standardised as the others
+    values, labels = _read(paths[0], FILES["train"][1])
     columns = tuple(
         Column(name, tuple(INDEX[name])) if INDEX[name] else Column.of(name, values[:, i].tolist())
         for i, name in enumerate(COLUMNS)
     )
     if split == "test":
-        values, labels = _read(folder, *FILES["test"])
+        values, labels = _read(paths[1], FILES["test"][1])
     return TabularData("ADULT", columns, LABELS, labels, values)
 
 
-def _read(folder: Path, name: str, rows: int) -> tuple[Tensor, Tensor]:
+def _read(path: Path, rows: int) -> tuple[Tensor, Tensor]:
     """Numbers and category indices (N, 14) and labels (N,) of one file."""
-    path = folder / name
-    if not path.is_file():
-        raise DataError(f"ADULT is not in {folder.parent}: expected adult/{name}")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: expected text, got bytes that are none") from error
+    lines = text_of(path, _LARGEST).splitlines()
     values, problems = [], []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("|"):  # a comment, the first line of adult.test
@@ -81,9 +81,9 @@ def _read(folder: Path, name: str, rows: int) -> tuple[Tensor, Tensor]:
             problems.append(f"line {number}: {error}")
     if problems:
         more = f" (and {len(problems) - 3} more lines)" if len(problems) > 3 else ""
-        raise DataError(f"{path}: {'; '.join(problems[:3])}{more}: copy the file again")
+        raise DamagedData(f"{path}: {'; '.join(problems[:3])}{more}: copy the file again")
     if len(values) != rows:
-        raise DataError(
+        raise DamagedData(
             f"{path}: expected {rows:,} rows, got {len(values):,}; the last is line {len(lines):,}: "
             "copy the file again"
         )
@@ -93,7 +93,7 @@ def _read(folder: Path, name: str, rows: int) -> tuple[Tensor, Tensor]:
 
 def _row(line: str) -> list[float]:
     """One line as fourteen numbers or category indices and the index of its label."""
-    *fields, label = [text.strip() for text in line.split(",")]
+    *fields, label = [field.strip() for field in line.split(",")]
     if len(fields) != len(COLUMNS):
         raise DataError(f"expected {len(COLUMNS) + 1} fields, got {len(fields) + 1}")
     label = label.removesuffix(".")  # adult.test writes one

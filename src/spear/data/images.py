@@ -1,11 +1,9 @@
-"""Readers for CIFAR-10, MNIST, TinyImageNet and ImageNet as they lie on disk."""
+"""Readers for CIFAR-10 and MNIST, which lie on disk as arrays."""
 
 from __future__ import annotations
 
-import gzip
-import io
-import pickle
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spear.errors import DataError, MissingExtra
+from spear.data.idx import read_idx
+from spear.data.known import CIFAR10, MNIST
+from spear.data.pickles import PickledArray, unpickle
+from spear.data.places import AGAIN
+from spear.errors import DamagedData, InvalidOption
+
+_CIFAR_FILES = {"test": ["test_batch"], "train": [f"data_batch_{i}" for i in range(1, 6)]}
+_MNIST_FILES = {"test": ("t10k", 10_000), "train": ("train", 60_000)}
+# By these the whole sets are told from others of their format, such as Fashion-MNIST.
+_MNIST_STARTS = {"test": [7, 2, 1, 0, 4, 1, 4, 9, 5, 9], "train": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +57,16 @@ class ImageData:
         return torch.tensor(per_channel).repeat_interleave(height * width)
 
 
-def cifar10(root: Path) -> ImageData:
-    """CIFAR-10's test set in its pickled form, `cifar-10-batches-py/test_batch`."""
-    path = _file(root, "cifar-10-batches-py/test_batch", "CIFAR-10 (python version)")
-    content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-    data, labels = np.asarray(content[b"data"]), content[b"labels"]
-    if data.ndim != 2 or data.shape[1] != 3072 or len(labels) != len(data):
-        raise DataError(f"{path}: expected N x 3072 pixels with N labels, got {data.shape}")
-    pixels = torch.from_numpy(data.copy())
+def cifar10(root: Path, split: str = "test") -> ImageData:
+    """CIFAR-10 in its pickled form, `cifar-10-batches-py`: the "test" or the "train" images.
+
+    Looked for under `root`, in `cifar10` there, and in `root` itself. The files are read without
+    running what a pickle may contain; one that wants more than arrays is refused.
+    """
+    check_split(split, _CIFAR_FILES)
+    folder = CIFAR10.find(root)
+    batches = [_cifar_batch(p) for p in CIFAR10.split(root, folder, _CIFAR_FILES[split], split)]
+    pixels = torch.cat([data for data, _ in batches])  # (N, 3072)
 
     def read(indices: Sequence[int]) -> Tensor:
         return pixels[list(indices)].view(-1, 3, 32, 32).float() / 255
@@ -66,132 +75,78 @@ def cifar10(root: Path) -> ImageData:
         "CIFAR-10",
         (3, 32, 32),
         10,
-        torch.tensor(labels),
+        torch.cat([labels for _, labels in batches]),
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
         read,
     )
 
 
-def mnist(root: Path) -> ImageData:
-    """MNIST's test set as idx files, gzipped or not, in `MNIST/raw`."""
-    pixels = torch.from_numpy(_idx(_file(root, "MNIST/raw/t10k-images-idx3-ubyte", "MNIST")))
-    labels = torch.from_numpy(_idx(_file(root, "MNIST/raw/t10k-labels-idx1-ubyte", "MNIST")))
-    if pixels.ndim != 3 or len(pixels) != len(labels):
-        raise DataError(f"MNIST in {root}: {tuple(pixels.shape)} images, {len(labels)} labels")
+def _cifar_batch(path: Path) -> tuple[Tensor, Tensor]:
+    """Pixels (N, 3072) and labels (N,) of one file."""
+    content = unpickle(path)
+    if "data" not in content or "labels" not in content:
+        hint = ", it is CIFAR-100's" if "fine_labels" in content else ""
+        keys = ", ".join(sorted(content)[:5]) or "nothing"
+        raise DamagedData(f"{path}: expected data and labels, got {keys[:100]}{hint}: {AGAIN}")
+    data, labels = content["data"], content["labels"]
+    data = data.values if isinstance(data, PickledArray) else np.empty(0)
+    labels = labels.values.tolist() if isinstance(labels, PickledArray) else labels
+    count = len(labels) if isinstance(labels, list) else 0
+    if data.dtype != np.uint8 or data.ndim != 2 or data.shape != (count, 3072):
+        raise DamagedData(
+            f"{path}: expected N x 3072 pixels with N labels, got {data.shape} and {count} labels: "
+            f"{AGAIN}"
+        )
+    if not 0 < count <= 10_000:
+        raise DamagedData(f"{path}: expected 1 to 10,000 images, got {count:,}: {AGAIN}")
+    if not all(type(label) is int and 0 <= label < 10 for label in labels):
+        raise DamagedData(f"{path}: expected labels of 0 to 9, got others: {AGAIN}")
+    return torch.from_numpy(data.copy()), torch.tensor(labels)
+
+
+def mnist(root: Path, split: str = "test") -> ImageData:
+    """MNIST's idx files, gzipped or not, as in `MNIST/raw`: the "test" or the "train" images.
+
+    Looked for in `MNIST/raw`, `mnist` and the like under `root`, and in `root` itself.
+    """
+    check_split(split, _MNIST_FILES)
+    folder = MNIST.find(root)
+    prefix, most = _MNIST_FILES[split]
+    names = [_spelt(folder, f"{prefix}-{rest}") for rest in ("images-idx3", "labels-idx1")]
+    image_file, label_file = MNIST.split(root, folder, names, split)
+    pixels = torch.from_numpy(read_idx(image_file, most, (28, 28)))
+    labels = torch.from_numpy(read_idx(label_file, most)).long()
+    if len(pixels) != len(labels):
+        raise DamagedData(
+            f"{folder}: expected as many labels as images, got {len(pixels):,} images in "
+            f"{image_file.name} and {len(labels):,} labels in {label_file.name}: {AGAIN}"
+        )
+    if int(labels.max()) > 9:
+        raise DamagedData(f"{label_file}: expected labels of 0 to 9, got {int(labels.max())}: {AGAIN}")
+    if len(labels) == most and labels[:10].tolist() != _MNIST_STARTS[split]:
+        raise DamagedData(
+            f"{label_file}: expected MNIST's {split} labels, got those of another dataset: {AGAIN}"
+        )
 
     def read(indices: Sequence[int]) -> Tensor:
         return pixels[list(indices)][:, None].float() / 255
 
-    return ImageData("MNIST", (1, 28, 28), 10, labels.long(), (0.1307,), (0.3081,), read)
+    return ImageData("MNIST", (1, 28, 28), 10, labels, (0.1307,), (0.3081,), read)
 
 
-def tiny_imagenet(root: Path) -> ImageData:
-    """TinyImageNet's validation set: `tiny-imagenet-200/val/images` and its annotations."""
-    folder = _file(root, "tiny-imagenet-200/val/images", "TinyImageNet")
-    base = folder.parent.parent
-    wnids = (base / "wnids.txt").read_text().split()
-    index = {wnid: i for i, wnid in enumerate(wnids)}
-    rows = [
-        line.split("\t") for line in (base / "val/val_annotations.txt").read_text().splitlines()
-    ]
-    names, labels = [row[0] for row in rows], [index[row[1]] for row in rows]
-
-    def read(indices: Sequence[int]) -> Tensor:
-        try:
-            from PIL import Image
-        except ImportError as error:
-            raise MissingExtra("Pillow", "cli") from error
-        arrays = [np.array(Image.open(folder / names[i]).convert("RGB")) for i in indices]
-        return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float() / 255
-
-    return ImageData(
-        "TinyImageNet",
-        (3, 64, 64),
-        200,
-        torch.tensor(labels),
-        (0.485, 0.456, 0.406),
-        (0.229, 0.224, 0.225),
-        read,
-    )
+def _spelt(folder: Path, name: str) -> str:
+    """The name that the file has there; the usual one if it is not there."""
+    usual = f"{name}-ubyte"  # t10k-images-idx3-ubyte
+    dotted = usual.replace("-idx", ".idx")
+    names = [usual, f"{usual}.gz", dotted, f"{dotted}.gz"]
+    # Kaggle's copy has a folder of the usual name beside the file.
+    there = [n for n in names if (folder / n).is_file()]
+    there += [n for n in names if os.path.lexists(folder / n)]
+    return there[0] if there else usual
 
 
-def imagenet(root: Path, pixels: int = 720) -> ImageData:
-    """ImageNet validation photos in one folder a class, `imagenet/val/<class index>`.
-
-    Photos with a shorter side than asked for are left out, the others cut to their middle.
-    """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtra("Pillow", "cli") from error
-    folder = _file(root, "imagenet/val", "ImageNet")
-    paths = []
-    for path in sorted(folder.glob("*/*")):
-        with Image.open(path) as photo:  # reads the size only
-            if min(photo.size) >= pixels:
-                paths.append(path)
-
-    def read(indices: Sequence[int]) -> Tensor:
-        arrays = []
-        for i in indices:
-            with Image.open(paths[i]) as photo:
-                left, top = (photo.width - pixels) // 2, (photo.height - pixels) // 2
-                box = (left, top, left + pixels, top + pixels)
-                arrays.append(np.array(photo.convert("RGB").crop(box)))
-        return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float() / 255
-
-    return ImageData(
-        "ImageNet",
-        (3, pixels, pixels),
-        1000,
-        torch.tensor([int(path.parent.name) for path in paths]),
-        (0.485, 0.456, 0.406),
-        (0.229, 0.224, 0.225),
-        read,
-    )
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Unpickles dicts, lists, numbers and numpy arrays, and nothing that could run code."""
-
-    def find_class(self, module: str, name: str) -> object:
-        core = module.replace("numpy._core", "numpy.core")
-        if core == "numpy.core.multiarray" and name == "_reconstruct":
-            return _reconstruct()
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return getattr(np, name)
-        if (module, name) == ("_codecs", "encode"):  # how old protocols write bytes
-            return _latin1
-        raise DataError(f"the file wants to load {module}.{name}: expected nothing but arrays")
-
-
-def _latin1(text: str, encoding: str = "latin1") -> bytes:
-    if encoding != "latin1":
-        raise DataError(f"the file wants the codec {encoding!r}: expected latin1")
-    return text.encode("latin1")
-
-
-def _reconstruct() -> object:
-    from numpy._core import multiarray
-
-    return multiarray._reconstruct
-
-
-def _file(root: Path, relative: str, what: str) -> Path:
-    for path in (Path(root) / relative, Path(root) / f"{relative}.gz"):
-        if path.exists():
-            return path
-    raise DataError(f"{what} is not in {root}: expected {relative}")
-
-
-def _idx(path: Path) -> np.ndarray:
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
-        raise DataError(f"{path} is not an idx file of bytes")
-    dims = raw[3]
-    shape = tuple(int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(dims))
-    body = np.frombuffer(raw, np.uint8, offset=4 + 4 * dims)
-    if body.size != int(np.prod(shape)):
-        raise DataError(f"{path}: expected {shape} bytes, got {body.size}; the file is incomplete")
-    return body.reshape(shape).copy()
+def check_split(split: str, known: Iterable[str]) -> None:
+    """Refuse the name of a part that a dataset does not have."""
+    if split not in known:
+        raise InvalidOption(f"expected split to be one of {sorted(known)}, got {split!r}")
