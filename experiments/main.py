@@ -51,5 +51,4 @@ EXPERIMENT = Experiment(
     cells=[cell(dataset) for dataset in PAPER],
     measure=measure,
     draw=draw,
-    needs=("MNIST", "CIFAR-10", "TinyImageNet", "ImageNet", "LPIPS"),
 )

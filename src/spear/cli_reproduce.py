@@ -116,6 +116,11 @@ def _show_list(results: Path) -> None:
 
 def _run(name: str, options: flow.Options, engine: Engine, quiet: bool) -> None:
     part = flow.plan(name, options)
+    if part.left_out and not quiet:
+        words = (
+            f"{name}: without {', '.join(part.left_out)}, not in {options.data} (see spear data)"
+        )
+        console.print(escape(words), soft_wrap=True)
     if not part.open:
         return
     remaining = Remaining(part.open, flow.rows_of(name, options.results))

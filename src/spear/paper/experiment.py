@@ -56,7 +56,8 @@ class Experiment:
         cells: settings of a trial each; every one is measured with `batches` seeds.
         plan: trials that depend on other rows, instead of `cells`.
         measure: one trial.
-        needs: datasets, as `spear data` names them.
+        needs: data as `spear data` names it, without which nothing can run. The dataset of a trial,
+            its setting `data`, needs no mention.
         after: experiments whose rows it draws or plans with; they are run first.
     """
 

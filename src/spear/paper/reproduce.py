@@ -10,6 +10,7 @@ from pathlib import Path
 
 from spear.errors import InvalidOption
 from spear.paper import catalogue
+from spear.paper.available import runnable
 from spear.paper.experiment import Case, Plan
 from spear.trials import Engine, Measured, Row, RowFile, Status, Step, Trial
 from spear.trials.trial import Report
@@ -47,6 +48,7 @@ class Part:
     name: str
     trials: Sequence[Trial]
     open: Sequence[Trial]  # without a row yet
+    left_out: Sequence[str] = ()  # datasets that are not there
 
 
 def plan(name: str, options: Options) -> Part:
@@ -54,10 +56,15 @@ def plan(name: str, options: Options) -> Part:
     experiment = catalogue.load(name)
     rows = {source: rows_of(source, options.results) for source in experiment.after}
     wanted = Plan(options.batches or experiment.batches, options.seed, rows)
-    trials = experiment.trials(name, wanted)
+    trials, absent = experiment.trials(name, wanted), list[str]()
+    if trials:
+        if options.data is None:
+            raise InvalidOption("expected --data or SPEAR_DATA, the folder with the datasets")
+        trials, absent = runnable(trials, experiment.needs, options.data)
     done = RowFile(options.results, name).rows()
     bad = {key for key, row in done.items() if options.again and row.status is not Status.DONE}
-    return Part(name, trials, [t for t in trials if t.key not in done or t.key in bad])
+    left = [trial for trial in trials if trial.key not in done or trial.key in bad]
+    return Part(name, trials, left, absent)
 
 
 def rows_of(name: str, results: Path) -> list[Row]:
@@ -69,8 +76,7 @@ def run(part: Part, options: Options, engine: Engine, on_step: Report) -> Iterat
     """Run the open trials; each row is on disk before it is told of."""
     if not part.open:
         return
-    if options.data is None:
-        raise InvalidOption("expected --data or SPEAR_DATA, the folder with the datasets")
+    assert options.data is not None
     work = partial(measured, data=options.data.resolve())
     with RowFile(options.results, part.name).writing() as file:
         for row, pictures in engine.run(part.open, work, on_step):
