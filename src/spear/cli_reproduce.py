@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -79,7 +80,7 @@ def reproduce(
     for name in wanted:
         text = pages.write(name, results, drawn)
         if not quiet:
-            console.print(escape(text), soft_wrap=True)
+            console.print(Markdown(text) if console.is_terminal else escape(text), soft_wrap=True)
     if page is not None:
         folder = page.parent / "images" / page.stem
         pages.page(wanted, results, folder, page)
