@@ -107,7 +107,9 @@ def photo_sizes(root: Path) -> list[tuple[Path, int, int]]:
         )
     by_index = all(name.isdigit() for name in names)
     if not by_index and any(name.isdigit() for name in names):
-        raise DamagedData(f"{base}: expected class folders named by index or by WordNet id, got both")
+        raise DamagedData(
+            f"{base}: expected class folders named by index or by WordNet id, got both"
+        )
     labels = [int(name) if by_index else i for i, name in enumerate(names)]
     if max(labels) > 999:
         raise DamagedData(f"{base}: expected classes 0 to 999, got {max(labels):,}: {AGAIN}")

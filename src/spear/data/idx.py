@@ -28,7 +28,9 @@ def read_idx(path: Path, most: int, item: tuple[int, ...] = ()) -> NDArray[np.ui
     if len(shape) != 1 + len(item) or shape[1:] != item or not 0 < shape[0] <= most:
         wanted = " x ".join(map(str, (f"1 to {most:,}", *item)))
         other = " x ".join(map(str, shape))
-        raise DamagedData(f"{path}: expected {wanted} bytes, got {other}; it is another file: {AGAIN}")
+        raise DamagedData(
+            f"{path}: expected {wanted} bytes, got {other}; it is another file: {AGAIN}"
+        )
     count, came = math.prod(shape), max(0, len(raw) - start)
     if came != count:
         wrong = "is incomplete" if came < count else "has too many"
@@ -42,7 +44,9 @@ def _unpacked(path: Path, raw: bytes, largest: int) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
             unpacked = file.read(largest + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DamagedData(f"{path} cannot be unpacked ({error}); it is incomplete: {AGAIN}") from error
+        raise DamagedData(
+            f"{path} cannot be unpacked ({error}); it is incomplete: {AGAIN}"
+        ) from error
     if len(unpacked) > largest:
         raise DamagedData(f"{path} unpacks to more than {largest:,} bytes, a wrong file: {AGAIN}")
     return unpacked

@@ -123,7 +123,9 @@ def mnist(root: Path, split: str = "test") -> ImageData:
             f"{image_file.name} and {len(labels):,} labels in {label_file.name}: {AGAIN}"
         )
     if int(labels.max()) > 9:
-        raise DamagedData(f"{label_file}: expected labels of 0 to 9, got {int(labels.max())}: {AGAIN}")
+        raise DamagedData(
+            f"{label_file}: expected labels of 0 to 9, got {int(labels.max())}: {AGAIN}"
+        )
     if len(labels) == most and labels[:10].tolist() != _MNIST_STARTS[split]:
         raise DamagedData(
             f"{label_file}: expected MNIST's {split} labels, got those of another dataset: {AGAIN}"

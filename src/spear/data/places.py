@@ -36,7 +36,9 @@ class Dataset:
     """A dataset as people have it on disk."""
 
     name: str
-    folders: tuple[str, ...]  # where it lies under the folder of the datasets, the usual place first
+    folders: tuple[
+        str, ...
+    ]  # where it lies under the folder of the datasets, the usual place first
     telltales: tuple[str, ...]  # patterns; one of them in a folder shows that it is the dataset's
     expected: str  # for messages: its usual files
     source: Source

@@ -143,9 +143,7 @@ def _judged_weights(weights: _Weights, folder: Path) -> Found:
     state, where, detail = State.FOUND, folder, ""
     if len(absent) == len(weights.files):
         detail = f"expected {' and '.join(f'weights/{name}' for name in absent)}"
-        return Found(
-            weights.name, State.MISSING, None, detail, weights.source, weights.used_by
-        )
+        return Found(weights.name, State.MISSING, None, detail, weights.source, weights.used_by)
     try:
         if absent:
             raise DamagedData(f"{folder}: expected {', '.join(absent)} as well; {AGAIN}")
@@ -155,9 +153,7 @@ def _judged_weights(weights: _Weights, folder: Path) -> Found:
     return Found(weights.name, state, where, detail, weights.source, weights.used_by)
 
 
-def _splits(
-    root: Path, reader: Callable[[Path, str], ImageData], names: dict[str, str]
-) -> str:
+def _splits(root: Path, reader: Callable[[Path, str], ImageData], names: dict[str, str]) -> str:
     """Such as "10,000 test images of 32 x 32, no training set"."""
     parts, absent = [], []
     for split, name in names.items():
