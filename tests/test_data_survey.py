@@ -1,12 +1,12 @@
 """What `spear data` says of a folder: found, damaged, missing, and where to get it."""
 
+import io
 import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -14,10 +14,12 @@ import pytest
 import torch
 
 pytest.importorskip("typer", reason="needs the cli extra")
-from test_data_layouts import jpeg, write_cifar, write_imagenet, write_mnist
+from rich.console import Console
 from typer.testing import CliRunner
 
+from datasets_on_disk import jpeg, write_cifar, write_imagenet, write_mnist
 from spear.cli import app
+from spear.cli_data import _show
 from spear.data import State, survey
 from spear.errors import NoDataFolder
 
@@ -54,9 +56,7 @@ def shown(*arguments):
 
 
 def test_the_real_folder(data_root):
-    start = time.process_time()
     found = {item.name: item for item in survey(data_root)}
-    assert time.process_time() - start < 6  # twice what it takes, for slow machines
     assert list(found) == NAMES
     assert all(item.state is State.FOUND for item in found.values())
     assert found["CIFAR-10"].detail == "10,000 test images of 32 x 32, no training set"
@@ -128,7 +128,6 @@ def test_damaged_weights(data_root, tmp_path):
     assert "expected at most" in detail("VGG16 features")
     vgg.unlink()
     vgg.symlink_to(vgg)
-    assert "VGG16" in NAMES[-1]
     assert "expected weights by name" in detail("VGG16 features")
 
 
@@ -144,8 +143,8 @@ def test_the_table_is_whole_where_it_is_piped(data_root, tmp_path):
 
 
 def test_exit_codes(tmp_path):
-    none = run()
-    assert none.returncode == 2
+    none = shown()
+    assert none.exit_code == 2
     assert "give --data or set SPEAR_DATA" in none.stdout
     assert all(name in none.stdout for name in NAMES)
     gone = run("--data", tmp_path / "nowhere")
@@ -179,13 +178,8 @@ def test_json(tmp_path):
 
 
 def test_a_narrow_terminal_folds_and_does_not_cut(tmp_path):
-    from rich.console import Console
-
-    from spear.cli_data import _show
-
-    console = Console(width=60, force_terminal=True, record=True, file=open(os.devnull, "w"))
-    with console.file:
-        _show(survey(tmp_path), tmp_path, console)
-    text = console.export_text(styles=True)
+    written = io.StringIO()
+    _show(survey(tmp_path), tmp_path, Console(width=60, force_terminal=True, file=written))
+    text = written.getvalue()
     assert "…" not in text
     assert "\x1b[33mmissing" in text
