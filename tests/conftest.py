@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+
+from datasets_on_disk import write_tiny_imagenet
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -18,3 +21,17 @@ def data_root() -> Path:
     if not folder:
         pytest.skip("real data: set SPEAR_DATA to the folder with CIFAR-10, MNIST and TinyImageNet")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tmp_path_factory) -> Path:
+    pytest.importorskip("PIL", reason="needs the cli extra")
+    folder = tmp_path_factory.mktemp("source")
+    write_tiny_imagenet(folder)
+    return folder
+
+
+@pytest.fixture
+def tiny(tiny_source, tmp_path) -> Path:
+    """A small TinyImageNet of one's own, to be damaged."""
+    return shutil.copytree(tiny_source, tmp_path / "tiny-imagenet-200")

@@ -22,6 +22,8 @@ _DTYPES = ("u1", "i4", "i8")
 _NAMES = {
     "numpy.core.multiarray _reconstruct": "array",
     "numpy._core.multiarray _reconstruct": "array",
+    "numpy.core.numeric _frombuffer": "buffer",  # as protocol 5 writes arrays
+    "numpy._core.numeric _frombuffer": "buffer",
     "numpy ndarray": "ndarray",
     "numpy dtype": "dtype",
     "_codecs encode": "encode",  # how old protocols write bytes
@@ -105,9 +107,10 @@ class _ArraysOnly:
     def _steps(self) -> dict[str, Callable[[Any], None]]:
         push = self.stack.append
         integers = "INT BININT BININT1 BININT2 LONG LONG1"
-        texts = "UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8"
+        texts = "UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8"
+        raw = "BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8"
         return {
-            **dict.fromkeys(f"{integers} {texts}".split(), push),
+            **dict.fromkeys(f"{integers} {texts} {raw}".split(), push),
             # Python 2 wrote bytes so; pickletools hands them over as text.
             **dict.fromkeys(
                 ("STRING", "BINSTRING", "SHORT_BINSTRING"), lambda s: push(s.encode("latin1"))
@@ -184,6 +187,10 @@ class _ArraysOnly:
         match called, arguments:
             case "array", (_Name("ndarray"), *_):
                 return PickledArray()
+            case "buffer", (bytes() | bytearray() as raw, dtype, shape, order):
+                array = PickledArray()
+                array.fill((1, shape, dtype, order == "F", bytes(raw)))
+                return array
             case "dtype", (str() | bytes() as code, *_) if _text(code) in _DTYPES:
                 return _Dtype(_text(code))
             case "encode", (str() as text, "latin1") if len(text) <= self.to_encode:
