@@ -24,13 +24,16 @@ PAPER = {
 }
 PAPER_GEIPING = ("29.3", "100")
 AT_MOST = 10  # batches of Geiping et al.
-LOSS = 3.0  # dB that a recovered sample may lie below the reference
+LOSSES = (3, 6)  # dB that a recovered sample may lie below its reference; 6 are twice the error
 NOTES = (
     "σ is the standard deviation of the noise on the mean of the clipped gradients, so the noise "
     "multiplier of DP-SGD is σ b / C. The reference is least squares with the true gradients of the "
     "layer's outputs, which no attacker has: what it loses is the noise's doing.",
     "The paper does not define its Acc under noise. Ours is the share of batches in which every "
-    f"sample came back with {EXACT_DB:.0f} dB or more, or at most {LOSS:.0f} dB below its reference.",
+    f"sample came back with {EXACT_DB:.0f} dB or more, or at most {LOSSES[0]} dB (or {LOSSES[1]}: twice "
+    "the error) below its own reference.",
+    "Where the paper's PSNR lies above our reference (PSNR ours + dB below reference), its noise or "
+    "its network must differ from ours: an attack has no more to go by than least squares here.",
 )
 
 
@@ -58,10 +61,13 @@ def measure(case):
     score, metrics = judge(case, batch, attacked)
     truth = score.pairs.truth
     best = psnr(batch.pixels(reference), batch.pixels(batch.inputs))  # (b,)
-    enough = (best[truth] - LOSS).clamp_max(EXACT_DB)
     whole = not score.pairs.missing and not score.pairs.surplus
     metrics |= {
-        "within": whole and bool((score.psnr >= enough).all()),
+        f"within_{loss}": whole
+        and bool((score.psnr >= (best[truth] - loss).clamp_max(EXACT_DB)).all())
+        for loss in LOSSES
+    }
+    metrics |= {
         "reference": float(best.mean()),
         "below": float((best[truth] - score.psnr).mean()) if len(truth) else None,
     }
@@ -86,17 +92,18 @@ def noisy(case, batch):
 def draw(rows):
     rival, (published, accuracy) = which(rows["dpsgd"], **RIVAL), PAPER_GEIPING
     quality = mean(metric(rival, "psnr"), len(rival))
-    lines = [["Geiping et al.", "–", "0", "–", published, quality, "–", accuracy, "–"]]
-    lines[0].append(seconds(rival))
+    lines = [["Geiping et al.", "–", "0", "–", published, quality, "–", accuracy]]
+    lines[0] += [*("–" for _ in LOSSES), seconds(rival)]
     shown = []
     for settings in CELLS:
         own = which(rows["dpsgd"], **settings)
         shown += own
         lines.append(_line(settings, own))
     columns = "Method, C, σ, σ b / C, PSNR paper, PSNR ours, dB below reference, Acc (%) paper"
+    accuracies = [f"Acc ours, {loss} dB" for loss in LOSSES]
     steps = f"Geiping et al.: {RIVAL['iterations']:,} iterations, total variation 0.001."
     return Drawing(
-        [Table([*columns.split(", "), "Acc ours", "Time ours (CPU)"], lines)],
+        [Table([*columns.split(", "), *accuracies, "Time ours (CPU)"], lines)],
         notes=[*NOTES, steps, verdicts(shown)],
     )
 
@@ -108,12 +115,12 @@ def _line(settings, own):
         "SPEAR",
         f"{clip:.2f}",
         decimal(sigma),
-        decimal(sigma * settings["b"] / clip, 4),
+        decimal(sigma * settings["b"] / clip, 5),
         published,
         mean(metric(own, "psnr"), len(own)),
         mean(metric(own, "below"), len(own), 2),
         accuracy,
-        rate(own, "within"),
+        *(rate(own, f"within_{loss}") for loss in LOSSES),
         seconds(own),
     ]
 

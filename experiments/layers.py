@@ -5,11 +5,10 @@ from functools import cache
 import torch
 
 from spear.federated import fedsgd, mlp, train
-from spear.metrics import mae, score_images
+from spear.metrics import mae
 from spear.paper import Drawing, Experiment, Table
-from spear.paper.batches import Batch, attack, images, quality, verdicts
-from spear.paper.figures import mean, metric, rate, seconds, which
-from spear.paper.figures import verdicts as told
+from spear.paper.batches import Batch, attack, images, judge, judge_activations
+from spear.paper.figures import mean, metric, rate, seconds, verdicts, which
 from spear.trials import Measured
 from spear.update import observe
 
@@ -60,18 +59,12 @@ def measure(case):
         truth = batch.model[:place](batch.inputs)  # (b, n)
     update = fedsgd(batch.model, batch.inputs, batch.labels)
     attacked = attack(case, observe(batch.model, update, layer=str(place)), batch.model)
-    found, peak = attacked.result.inputs, float(truth.abs().max())
     if place == 0:
-        score = score_images(batch.pixels(found), batch.pixels(truth))
+        score, metrics = judge(case, batch, attacked)
     else:
-        score = score_images(*(z.double()[:, None, None] / peak for z in (found, truth)))
-    error = mae(found[score.pairs.found], truth[score.pairs.truth])  # (p,)
-    metrics = {
-        **verdicts(attacked.result, score, batch),
-        **quality(score),
-        "mae": float(error.mean()) if len(error) else None,
-        **attacked.counts,
-    }
+        score, metrics = judge_activations(batch, attacked, truth)
+    error = mae(attacked.result.inputs[score.pairs.found], truth[score.pairs.truth])  # (p,)
+    metrics["mae"] = float(error.mean()) if len(error) else None
     return Measured(attacked.result.outcome.name, metrics, attacked.seconds, attacked.stages)
 
 
@@ -83,7 +76,7 @@ def draw(rows):
         ours = mean(metric(own, "mae"), len(own))
         lines.append([name, error, ours, accuracy, rate(own), minutes, seconds(own)])
     columns = "Layer, MAE paper, MAE ours, Acc paper, Acc ours, Time paper (GPU), Time ours (CPU)"
-    return Drawing([Table(columns.split(", "), lines)], notes=[*NOTES, told(rows["layers"])])
+    return Drawing([Table(columns.split(", "), lines)], notes=[*NOTES, verdicts(rows["layers"])])
 
 
 EXPERIMENT = Experiment(

@@ -22,7 +22,9 @@ def draw(rows):
     ours = [mean(metric(own, name), len(own), places) for name, places in digits.items()]
     columns = ["TinyImageNet", "PSNR", "SSIM", "MSE", "LPIPS", "Acc", "Time (CPU)"]
     lines = [["paper", *PAPER, "–"], ["ours", *ours, rate(own), seconds(own)]]
-    classes = "The class of a batch is its seed modulo 200, its images are drawn among the class's 50."
+    classes = (
+        "The class of a batch is its seed modulo 200, its images are drawn among the class's 50."
+    )
     return Drawing([Table(columns, lines)], notes=[classes, verdicts(own)])
 
 

@@ -51,9 +51,7 @@ def measure(case: Case) -> Measured:
     )
 
 
-def draw(
-    paper: Mapping[tuple[float, int, int], tuple[str, str]], rows: Iterable[Row]
-) -> Drawing:
+def draw(paper: Mapping[tuple[float, int, int], tuple[str, str]], rows: Iterable[Row]) -> Drawing:
     """The paper's PSNR and accuracy by learning rate, epochs and mini-batch, and ours beside them."""
     rows = list(rows)
     lines, shown = [], []

@@ -154,6 +154,16 @@ def judge(
     return score, {**verdicts(attacked.result, score, batch), **quality(score), **attacked.counts}
 
 
+def judge_activations(
+    batch: Batch, attacked: Attacked, truth: Tensor
+) -> tuple[ImageScore, dict[str, Any]]:
+    """Inputs of a hidden layer against the true ones (b, n): the largest of these is the peak."""
+    peak = float(truth.abs().max())
+    found, true = (z.double()[:, None, None] / peak for z in (attacked.result.inputs, truth))
+    score = score_images(found, true)  # as images of one line
+    return score, {**verdicts(attacked.result, score, batch), **quality(score), **attacked.counts}
+
+
 def quality(score: ImageScore) -> dict[str, Any]:
     """Means over the samples that came back, and how many did not."""
     means = {
@@ -190,9 +200,7 @@ def claims(
         "certified": int(result.certified.sum()),
         "certified_wrong": int((certified & ~right).sum()),
         "refused": int((~certified & right).sum()),
-        "labels_right": None
-        if labels is None
-        else int((labels == truth[pairs.truth]).sum()),
+        "labels_right": None if labels is None else int((labels == truth[pairs.truth]).sum()),
         "match": result.match,
         "reason": result.reason,
     }

@@ -90,9 +90,10 @@ def rate(rows: Sequence[Row], name: str = "exact") -> str:
     return f"{share:.4g} % ({100 * low:.1f}–{100 * high:.1f}) of {len(rows)}"
 
 
-def seconds(rows: Sequence[Row]) -> str:
-    """The mean time of an attack."""
-    values = [row.seconds for row in rows if row.seconds is not None]
+def seconds(rows: Sequence[Row], stage: str | None = None) -> str:
+    """The mean time of an attack, or of one of its stages."""
+    times = (row.seconds if stage is None else row.stages.get(stage) for row in rows)
+    values = [value for value in times if value is not None]
     if not values:
         return NOT_RUN if not rows else NONE
     value = statistics.fmean(values)
