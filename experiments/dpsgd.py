@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from spear.baselines import GeipingAttack
 from spear.federated import clipping_factors, defences, fedsgd, least_squares, output_gradient
 from spear.metrics import EXACT_DB, psnr
 from spear.paper import Drawing, Experiment, Table
@@ -30,8 +29,8 @@ NOTES = (
     "multiplier of DP-SGD is σ b / C. The reference is least squares with the true gradients of the "
     "layer's outputs, which no attacker has: what it loses is the noise's doing.",
     "The paper does not define its Acc under noise. Ours is the share of batches in which every "
-    f"sample came back with {EXACT_DB:.0f} dB or more, or at most {LOSSES[0]} dB (or {LOSSES[1]}: twice "
-    "the error) below its own reference.",
+    f"sample came back with {EXACT_DB:.0f} dB or more, or at most {LOSSES[0]} dB (or {LOSSES[1]}, "
+    "twice the error) below its own reference.",
     "Where the paper's PSNR lies above our reference (PSNR ours + dB below reference), its noise or "
     "its network must differ from ours: an attack has no more to go by than least squares here.",
 )
@@ -54,8 +53,7 @@ def plan(wanted):
 def measure(case):
     batch = Batch.draw(case, case["data"], case["b"], width=case["m"])
     if case["attack"] == "geiping":
-        options = {name: case[name] for name in ("iterations", "total_variation")}
-        return guessed(case, batch, GeipingAttack(**options))
+        return guessed(case, batch, "geiping")
     view, reference = noisy(case, batch)
     attacked = attack(case, view, batch.model)
     score, metrics = judge(case, batch, attacked)

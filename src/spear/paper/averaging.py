@@ -59,8 +59,6 @@ def draw(paper: Mapping[tuple[float, int, int], tuple[str, str]], rows: Iterable
         own = which(rows, **cell(lr, epochs, mini))
         shown += own
         ours = mean(metric(own, "psnr"), len(own))
-        lines.append(
-            [f"{lr:g}", str(epochs), str(mini), psnr, ours, accuracy, rate(own)]
-            + [rate(own, "proved"), seconds(own)]
-        )
+        line = [f"{lr:g}", str(epochs), str(mini), psnr, ours, accuracy]
+        lines.append([*line, rate(own), rate(own, "proved"), seconds(own)])
     return Drawing([Table(_COLUMNS.split(", "), lines)], notes=[_NOTE, verdicts(shown)])

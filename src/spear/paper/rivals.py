@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spear.baselines import Attack, pixel_bounds
+from spear.baselines import Attack, CocktailPartyAttack, GeipingAttack, pixel_bounds
 from spear.directions import Progress
 from spear.metrics import score_images
 from spear.paper.batches import Attacked, Batch, quality
@@ -15,6 +15,17 @@ from spear.paper.experiment import Case
 from spear.trials import Measured
 
 _START = 10**6  # beside a batch's seed, for a start that does not share the bits of the weights
+
+# By the names that settings use.
+RIVALS: dict[str, type[GeipingAttack] | type[CocktailPartyAttack]] = {
+    "geiping": GeipingAttack,
+    "cocktail": CocktailPartyAttack,
+}
+
+
+def rival(case: Case, name: str) -> Attack:
+    """With the settings `iterations` and `total_variation`."""
+    return RIVALS[name](iterations=case["iterations"], total_variation=case["total_variation"])
 
 
 def known(batch: Batch) -> dict[str, Any]:
@@ -35,17 +46,17 @@ def _words(step: Progress) -> tuple[str, float | None]:
     return f"{step.stage}: {step.done:,} of {step.expected:,}", step.done / step.expected
 
 
-def guess(case: Case, batch: Batch, rival: Attack) -> Attacked:
+def guess(case: Case, batch: Batch, name: str) -> Attacked:
     """Run a rival on a FedSGD update; it ends after its iterations, however long they take."""
     view = batch.view()
     began = time.monotonic()
-    result = rival.invert(view, labels=batch.labels, **known(batch), **started(case))
+    result = rival(case, name).invert(view, labels=batch.labels, **known(batch), **started(case))
     return Attacked(result, time.monotonic() - began)
 
 
-def guessed(case: Case, batch: Batch, rival: Attack) -> Measured:
+def guessed(case: Case, batch: Batch, name: str) -> Measured:
     """A rival's trial. It proves nothing, so its row holds no verdicts."""
-    found = guess(case, batch, rival)
+    found = guess(case, batch, name)
     return Measured(found.result.outcome.name, rated(batch, found), found.seconds, found.stages)
 
 
