@@ -18,7 +18,7 @@ from spear.directions import Finder, Progress
 from spear.errors import InvalidOption
 from spear.federated import fedsgd, mlp
 from spear.inversion import Inversion, Outcome, invert
-from spear.metrics import EXACT_DB, ImageScore, Lpips, NotMeasured, score_images
+from spear.metrics import EXACT_DB, Assignment, ImageScore, Lpips, NotMeasured, score_images
 from spear.paper.experiment import Case
 from spear.trials import Measured
 from spear.update import LayerUpdate, observe
@@ -109,7 +109,9 @@ class Attacked:
 
     @property
     def stages(self) -> dict[str, float]:
-        return {k: v for k, v in self.result.stats.items() if isinstance(v, float)}
+        """Seconds by stage; the objective that a rival ends at is none."""
+        stats = self.result.stats.items()
+        return {k: v for k, v in stats if isinstance(v, float) and k != "loss"}
 
     @property
     def counts(self) -> dict[str, int]:
@@ -152,6 +154,16 @@ def judge(
     return score, {**verdicts(attacked.result, score, batch), **quality(score), **attacked.counts}
 
 
+def judge_activations(
+    batch: Batch, attacked: Attacked, truth: Tensor
+) -> tuple[ImageScore, dict[str, Any]]:
+    """Inputs of a hidden layer against the true ones (b, n): the largest of these is the peak."""
+    peak = float(truth.abs().max())
+    found, true = (z.double()[:, None, None] / peak for z in (attacked.result.inputs, truth))
+    score = score_images(found, true)  # as images of one line
+    return score, {**verdicts(attacked.result, score, batch), **quality(score), **attacked.counts}
+
+
 def quality(score: ImageScore) -> dict[str, Any]:
     """Means over the samples that came back, and how many did not."""
     means = {
@@ -170,21 +182,25 @@ def quality(score: ImageScore) -> dict[str, Any]:
 
 def verdicts(result: Inversion, score: ImageScore, batch: Batch) -> dict[str, Any]:
     """What the attack claims, and whether that is so."""
-    right = score.psnr >= EXACT_DB
-    certified = result.certified[score.pairs.found]
-    labels = None if result.labels is None else result.labels[score.pairs.found]
+    return claims(result, score.pairs, score.psnr >= EXACT_DB, score.exact, batch.labels)
+
+
+def claims(
+    result: Inversion, pairs: Assignment, right: Tensor, exact: bool, truth: Tensor
+) -> dict[str, Any]:
+    """The same, whatever "right" (p,) means for the data; `truth` (b,) are the labels."""
+    certified = result.certified[pairs.found]
+    labels = None if result.labels is None else result.labels[pairs.found]
     return {
-        "exact": score.exact,
-        "false_exact": result.outcome is Outcome.EXACT and not score.exact,
+        "exact": exact,
+        "false_exact": result.outcome is Outcome.EXACT and not exact,
         "proof": result.proof.name,
         "batch_size": result.batch_size,
         "recovered": int(right.sum()),
         "certified": int(result.certified.sum()),
         "certified_wrong": int((certified & ~right).sum()),
         "refused": int((~certified & right).sum()),
-        "labels_right": None
-        if labels is None
-        else int((labels == batch.labels[score.pairs.truth]).sum()),
+        "labels_right": None if labels is None else int((labels == truth[pairs.truth]).sum()),
         "match": result.match,
         "reason": result.reason,
     }

@@ -78,6 +78,8 @@ _SIGNS: Mapping[str, str] = {
     "±": r"$\pm$",
     "≥": r"$\ge$",
     "≤": r"$\le$",
+    "<": r"$<$",
+    ">": r"$>$",
     "σ": r"$\sigma$",
     "η": r"$\eta$",
     "ε": r"$\varepsilon$",

@@ -23,10 +23,16 @@ class Plan:
     seed: int  # of the first batch
     rows: Mapping[str, Rows]  # of the experiments it builds on, by their name
 
-    def each(self, cells: Iterable[Settings], experiment: str) -> Iterator[Trial]:
-        """Every cell with every seed. All cells grow together, so a run that is cut short shows all."""
+    def each(
+        self, cells: Iterable[Settings], experiment: str, *, at_most: int | None = None
+    ) -> Iterator[Trial]:
+        """Every cell with every seed. All cells grow together, so a run that is cut short shows all.
+
+        `at_most` bounds the batches of cells that take long.
+        """
         cells = list(cells)
-        for seed in range(self.seed, self.seed + self.batches):
+        batches = self.batches if at_most is None else min(self.batches, at_most)
+        for seed in range(self.seed, self.seed + batches):
             for settings in cells:
                 yield Trial(experiment, settings, seed)
 

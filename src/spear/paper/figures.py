@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from scipy.stats import t as student
 
@@ -14,6 +16,13 @@ from spear.trials import Row
 _SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 NOT_RUN = "not run"
 NONE = "–"
+
+
+def which(rows: Iterable[Row], **settings: Any) -> list[Row]:
+    """The rows with these settings."""
+    return [
+        row for row in rows if all(row.settings.get(name) == settings[name] for name in settings)
+    ]
 
 
 def metric(rows: Iterable[Row], name: str) -> list[float]:
@@ -45,14 +54,29 @@ def mean(values: Sequence[float], of: int, digits: int = 1) -> str:
     >>> mean([], of=0)
     'not run'
     """
+    count = len(values)
+    factor = float(student.ppf(0.975, count - 1)) / math.sqrt(count) if count > 1 else 0.0
+    return _around(values, of, digits, factor)
+
+
+def spread(values: Sequence[float], of: int, digits: int = 1) -> str:
+    """A mean with 1.96 standard deviations of a single batch.
+
+    >>> spread([10.0, 12.0, 14.0], of=3)
+    '12.0 ± 3.9'
+    """
+    return _around(values, of, digits, 1.96)
+
+
+def _around(values: Sequence[float], of: int, digits: int, factor: float) -> str:
+    """A mean ± so many standard deviations."""
     if not of:
         return NOT_RUN
     if not values:
         return NONE
     text = decimal(statistics.fmean(values), digits)
     if len(values) > 1:
-        spread = statistics.stdev(values) / math.sqrt(len(values))
-        text += f" ± {decimal(float(student.ppf(0.975, len(values) - 1)) * spread, digits)}"
+        text += f" ± {decimal(factor * statistics.stdev(values), digits)}"
     return text if len(values) == of else f"{text} ({of - len(values)} of {of} without)"
 
 
@@ -66,10 +90,36 @@ def rate(rows: Sequence[Row], name: str = "exact") -> str:
     return f"{share:.4g} % ({100 * low:.1f}–{100 * high:.1f}) of {len(rows)}"
 
 
-def seconds(rows: Sequence[Row]) -> str:
-    """The mean time of an attack."""
-    values = [row.seconds for row in rows if row.seconds is not None]
+def seconds(rows: Sequence[Row], stage: str | None = None) -> str:
+    """The mean time of an attack, or of one of its stages."""
+    times = (row.seconds if stage is None else row.stages.get(stage) for row in rows)
+    values = [value for value in times if value is not None]
     if not values:
         return NOT_RUN if not rows else NONE
     value = statistics.fmean(values)
     return f"{value:.2f} s" if value < 60 else f"{value / 60:.1f} min"
+
+
+def median(rows: Sequence[Row], name: str) -> str:
+    """The median of a count.
+
+    >>> median([], "submatrices")
+    'not run'
+    """
+    values = metric(rows, name)
+    if not values:
+        return NOT_RUN if not rows else NONE
+    return f"{statistics.median(values):,.0f}"
+
+
+def verdicts(rows: Iterable[Row]) -> str:
+    """A note on what the attack claimed in all rows that claim anything, and how often wrongly."""
+    judged = [row for row in rows if "certified_wrong" in row.metrics]
+    outcomes = Counter(row.outcome for row in judged)
+    told = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.most_common())
+    false = sum(bool(row.metrics["false_exact"]) for row in judged)
+    wrong = sum(int(row.metrics["certified_wrong"]) for row in judged)
+    return (
+        f"Verdicts of SPEAR, given without the truth: {told or 'none yet'}. {false} false EXACT, "
+        f"{wrong} certified wrong in {len(judged):,} rows."
+    )
