@@ -57,3 +57,7 @@ class MissingExtra(SpearError, ImportError):
 
 class DataError(SpearError):
     """A dataset is missing, incomplete or not in the expected layout."""
+
+
+class ClusterError(SpearError):
+    """The machines that trials are to run on cannot be reached, or cannot run them."""
