@@ -13,7 +13,7 @@ demo: $(VENV)/installed
 	$(BIN)/spear demo
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -25,7 +25,7 @@ bench: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[cli]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[cli,plots]'
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt

@@ -69,3 +69,7 @@ class MissingData(DataError):
 
 class DamagedData(DataError):
     """A dataset is there, but wrong or half-copied; the message says which file and what to do."""
+
+
+class ClusterError(SpearError):
+    """The machines that trials are to run on cannot be reached, or cannot run them."""

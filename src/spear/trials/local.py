@@ -86,14 +86,18 @@ class _Worker:
         theirs.close()
         self.trial: Trial
         self.attempt = 0
-        self.began = 0.0
+        self.began: float | None = None  # None until the process is up
 
     @property
     def alive(self) -> bool:
         return not self.pipe.closed
 
+    @property
+    def took(self) -> float:
+        return 0.0 if self.began is None else time.monotonic() - self.began
+
     def start(self, trial: Trial, attempt: int) -> None:
-        self.trial, self.attempt, self.began = trial, attempt, time.monotonic()
+        self.trial, self.attempt, self.began = trial, attempt, None
         with suppress(OSError):  # it died while idle: poll() finds that out
             self.pipe.send(trial)
 
@@ -104,7 +108,9 @@ class _Worker:
         try:
             while self.pipe.poll():
                 message = self.pipe.recv()
-                if isinstance(message, Step):
+                if message is None:
+                    self.began = time.monotonic()
+                elif isinstance(message, Step):
                     on_step(message)
                 elif isinstance(message, Exception):
                     raise message
@@ -113,11 +119,10 @@ class _Worker:
                     return row
         except (EOFError, OSError):
             return self._died()
-        took = time.monotonic() - self.began
-        if max_seconds is not None and took > max_seconds:
+        if max_seconds is not None and self.took > max_seconds:
             self.stop()
             words = f"stopped after {max_seconds:g} s"
-            return ended(self.trial, Status.TIMED_OUT, words, took, _NAME), {}
+            return ended(self.trial, Status.TIMED_OUT, words, self.took, _NAME), {}
         return None
 
     def _died(self) -> tuple[Row, Mapping[str, bytes]] | Trial:
@@ -125,8 +130,7 @@ class _Worker:
         if self.attempt < _ATTEMPTS:
             return self.trial
         words = f"its worker died {self.attempt} times (exit code {self.process.exitcode})"
-        took = time.monotonic() - self.began
-        return ended(self.trial, Status.FAILED, words, took, _NAME), {}
+        return ended(self.trial, Status.FAILED, words, self.took, _NAME), {}
 
     def stop(self) -> None:
         self.pipe.close()
@@ -147,6 +151,7 @@ def _serve(pipe: Connection, work: Work) -> None:
         except EOFError:
             return
         try:
+            pipe.send(None)  # from here on the trial takes its time
             pipe.send(measure(trial, work, pipe.send, _NAME))
         except Exception as error:  # told to the one who asked, who raises it
             pipe.send(error)

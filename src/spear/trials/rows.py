@@ -72,7 +72,8 @@ class RowFile:
         for name, image in pictures.items():
             self._keep(self.picture(name), image)
         line = (row.line() + "\n").encode()
-        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)  # Windows
+        handle = os.open(self.path, flags, 0o600)
         try:
             size = os.fstat(handle).st_size
             try:

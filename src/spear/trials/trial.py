@@ -75,7 +75,7 @@ class Row:
     engine: str = "local"
 
     def line(self) -> str:
-        return json.dumps({**asdict(self), "status": self.status.value}, ensure_ascii=False)
+        return json.dumps({**asdict(self), "status": self.status.value})
 
     @staticmethod
     def of_line(line: str) -> Row:

@@ -1,0 +1,268 @@
+"""Trials on a Ray cluster: one task a trial, one core and one thread a task.
+
+Ray runs a trial again when its worker or its machine dies; rows come back as they are done. Every
+machine needs spear-fl installed in the same version, and the datasets at the same path. The command
+runs on a machine that belongs to the cluster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+from spear.errors import ClusterError, InvalidOption, MissingExtra, SpearError
+from spear.trials.trial import Report, Row, Status, Step, Trial, Work, ended, measure
+
+try:
+    import ray
+except ImportError as error:
+    raise MissingExtra("ray", "ray") from error
+
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from spear.integrations.ray_session import THREADS, session
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_NAME = "ray"
+_RETRIES = 3  # of a trial whose worker died
+_WINDOW = 4  # tasks that are given to Ray at a time, per core: the others cost no memory yet
+_PATIENCE = 0.5  # seconds between two looks at the clock
+_DIED = (WorkerCrashedError, NodeDiedError, OutOfMemoryError, ObjectLostError)
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """Tasks on a Ray cluster.
+
+    Args:
+        address: of a cluster that this machine belongs to, as host:port, or "auto" for the one that
+            runs here; it is left running. Without it and without RAY_ADDRESS, one is started here
+            and stopped afterwards.
+        workers: trials at a time; one per core of the cluster unless given.
+        max_seconds: a trial that runs longer is stopped, and its row says so.
+
+    >>> RayEngine(address="10.0.0.1:6379").max_seconds is None
+    True
+    """
+
+    address: str | None = None
+    workers: int | None = None
+    max_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise InvalidOption(f"expected workers >= 1, got {self.workers}")
+        if self.max_seconds is not None and self.max_seconds <= 0:
+            raise InvalidOption(f"expected max_seconds > 0, got {self.max_seconds}")
+
+    def run(
+        self, trials: Sequence[Trial], work: Work, on_step: Report
+    ) -> Iterator[tuple[Row, Mapping[str, bytes]]]:
+        """Rows with their pictures, in the order in which they are done."""
+        with session(self.address, self.workers):
+            task, board = _task(_attempt), _Reader(on_step)
+            waiting = deque(trials)
+            running: dict[Any, _Run] = {}  # by the reference to their result
+            try:
+                while waiting or running:
+                    while waiting and len(running) < self._window():
+                        trial = waiting.popleft()
+                        running[task.remote(trial, work, board.actor)] = _Run(trial)
+                    done, _ = ray.wait(list(running), timeout=_PATIENCE)
+                    board.read({run.trial.key: run for run in running.values()})
+                    for reference in done:
+                        yield _row(reference, running.pop(reference))
+                    for reference, words, status in self._given_up(running):
+                        ray.cancel(reference, force=True)
+                        run = running.pop(reference)
+                        yield ended(run.trial, status, words, run.took, _NAME), {}
+            finally:
+                for reference in running:
+                    ray.cancel(reference, force=True)
+                ray.kill(board.actor)
+
+    def _window(self) -> int:
+        """Tasks under way; asked each time, since machines come and go."""
+        return self.workers or max(1, int(_WINDOW * ray.cluster_resources().get("CPU", 0)))
+
+    def _given_up(self, running: Mapping[Any, _Run]) -> list[tuple[Any, str, Status]]:
+        found = []
+        for reference, run in running.items():
+            if run.attempts > 1 + _RETRIES:  # Ray itself never gives up where memory runs out
+                found.append((reference, _died(run.attempts - 1), Status.FAILED))
+            elif self.max_seconds is not None and run.took > self.max_seconds:
+                words = f"stopped after {self.max_seconds:g} s"
+                found.append((reference, words, Status.TIMED_OUT))
+        return found
+
+
+@dataclass
+class _Run:
+    """A trial that Ray has, and what is known of it here."""
+
+    trial: Trial
+    attempts: int = 0
+    began: float | None = None  # None while it waits for a core
+
+    @property
+    def took(self) -> float:
+        return 0.0 if self.began is None else time.monotonic() - self.began
+
+
+@dataclass(frozen=True)
+class _Began:
+    """An attempt at a trial has started."""
+
+    key: str
+
+
+class _Board:
+    """Where trials say how far they are, in a process of its own."""
+
+    def __init__(self) -> None:
+        self.told: list[Step | _Began] = []
+
+    def tell(self, message: Step | _Began) -> None:
+        self.told.append(message)
+
+    def take(self) -> list[Step | _Began]:
+        told, self.told = self.told, []
+        return told
+
+
+class _Reader:
+    """Reads the board without waiting for it."""
+
+    def __init__(self, on_step: Report) -> None:
+        here = ray.get_runtime_context().get_node_id()  # it lives and dies with this machine
+        place = NodeAffinitySchedulingStrategy(here, soft=False)
+        options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": place}
+        self.actor: Any = ray.remote(_Board).options(**options).remote()
+        self.on_step = on_step
+        self.pending = self.actor.take.remote()
+
+    def read(self, runs: Mapping[str, _Run]) -> None:
+        """Tell the steps on, and take down which trials have begun."""
+        ready, _ = ray.wait([self.pending], timeout=0)
+        if not ready:
+            return
+        told: list[Step | _Began] = []
+        with suppress(RayError):  # it died and comes back: only steps are lost
+            told = ray.get(self.pending)
+        self.pending = self.actor.take.remote()
+        for message in told:
+            run = runs.get(message.key)
+            if run is None:
+                continue
+            if isinstance(message, Step):
+                self.on_step(message)
+            else:
+                run.attempts, run.began = run.attempts + 1, time.monotonic()
+
+
+def _task(function: Callable[..., Any]) -> Any:
+    """A remote function that has one core, one thread, and more lives than one."""
+    options = {"num_cpus": 1, "max_retries": _RETRIES, "runtime_env": {"env_vars": THREADS}}
+    return ray.remote(function).options(**options)
+
+
+def _attempt(trial: Trial, work: Work, board: Any) -> tuple[Row, Mapping[str, bytes]]:
+    """A trial, on the machine that Ray has chosen."""
+    import torch
+
+    torch.set_num_threads(1)
+    board.tell.remote(_Began(trial.key))
+    return measure(trial, work, board.tell.remote, _NAME)
+
+
+def _row(reference: Any, run: _Run) -> tuple[Row, Mapping[str, bytes]]:
+    try:
+        row: tuple[Row, Mapping[str, bytes]] = ray.get(reference)
+        return row
+    except _DIED as error:
+        words = f"{_died(1 + _RETRIES)} ({type(error).__name__})"
+        return ended(run.trial, Status.FAILED, words, run.took, _NAME), {}
+    except RayError as error:
+        raise _unwrapped(error) from error
+
+
+def _died(times: int) -> str:
+    return f"its worker died {times} times"
+
+
+def _unwrapped(error: RayError) -> Exception:
+    """The error of ours that a task raised, or what kept Ray from running it."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, SpearError):
+        return cause
+    first = (str(cause).strip() or "no reason given").splitlines()[0]
+    return ClusterError(
+        f"a task could not be run on the Ray cluster ({type(cause).__name__}: {first}): expected "
+        "spear-fl installed on every machine, in the version that is here"
+    )
+
+
+@dataclass
+class RayExecutor(Executor):
+    """`concurrent.futures` on a Ray cluster: `submit` makes a task of one core and one thread.
+
+    Args:
+        address: as RayEngine has it.
+        workers: cores of a cluster that is started here.
+    """
+
+    address: str | None = None
+    workers: int | None = None
+    _open: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
+    _references: dict[Future[Any], Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._open.enter_context(session(self.address, self.workers))
+        self._task = _task(_call)
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Its future raises what the function raised, as it was."""
+        future: Future[_T] = Future()
+        future.set_running_or_notify_cancel()
+        reference = self._references[future] = self._task.remote(fn, args, kwargs)
+        reference.future().add_done_callback(lambda done: self._settle(future, done))
+        return future
+
+    def _settle(self, future: Future[Any], done: Future[Any]) -> None:
+        error = done.exception()
+        if error is None:
+            future.set_result(done.result())
+        elif isinstance(error, RayTaskError):
+            future.set_exception(error.cause)
+        else:
+            future.set_exception(ClusterError(f"its worker died ({type(error).__name__})"))
+        self._references.pop(future, None)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for future, reference in list(self._references.items()):
+            if cancel_futures:
+                ray.cancel(reference, force=True)
+            if wait:
+                future.exception()
+        self._open.close()
+
+
+def _call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    return function(*args, **kwargs)

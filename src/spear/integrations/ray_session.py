@@ -1,0 +1,126 @@
+"""A connection to a Ray cluster: the one that is given, or one of our own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from spear.errors import ClusterError, InvalidOption
+
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+_REACHED = 5.0  # seconds until a machine counts as not there
+_JOINED = 60.0  # seconds until a cluster counts as not there; it takes 2 to 10 to join one
+_SHORT = 40  # characters of a folder's name: a socket's may have 107, and Ray adds to it
+_QUIET: Any = {"log_to_driver": False, "logging_level": "ERROR"}
+# Ray keeps the first token of a process, so there is one for all the clusters we start.
+_TOKEN = secrets.token_hex(32)
+
+
+@contextmanager
+def session(address: str | None, workers: int | None) -> Iterator[None]:
+    """Connected within; a cluster of our own is stopped afterwards, another is left running."""
+    if ray.is_initialized():
+        if address is not None:
+            raise InvalidOption(
+                f"expected no address beside the Ray cluster that this process uses already, got "
+                f"{address!r}: leave it out, or call ray.shutdown() first"
+            )
+        yield  # the caller's, who also ends it
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its makers otherwise
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is None:
+        with _own(workers):
+            yield
+        return
+    _check(address)
+    try:
+        ray.init(address=address, **_QUIET)
+        yield
+    finally:
+        ray.shutdown()  # of the connection
+
+
+@contextmanager
+def _own(workers: int | None) -> Iterator[None]:
+    """A cluster of this machine alone; its files go with it."""
+    # Ray listens on all interfaces: nobody else has the token.
+    ours = os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN) is _TOKEN
+    short = tempfile.gettempdir() if len(tempfile.gettempdir()) < _SHORT else "/tmp"  # noqa: S108
+    with tempfile.TemporaryDirectory("", "ray-", short, ignore_cleanup_errors=True) as folder:
+        try:
+            _start(folder, workers)
+            yield
+        finally:
+            ray.shutdown()
+            if ours:
+                os.environ.pop("RAY_AUTH_TOKEN", None)
+
+
+def _start(folder: str, workers: int | None) -> None:
+    try:
+        ray.init(
+            address="local",
+            num_cpus=workers,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=folder,
+            **_QUIET,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ClusterError(
+            f"Ray does not start on this machine ({first}): use --engine local, or --address"
+        ) from error
+
+
+def _check(address: str) -> None:
+    """Ray itself tries a wrong address for minutes, and may end the process: ask before.
+
+    First whether anybody listens, then whether it is Ray, in a process that can be ended.
+    """
+    if address != "auto":
+        _reach(address)
+    code = f"import ray; ray.init(address={address!r}, log_to_driver=False, logging_level='ERROR')"
+    try:
+        tried = subprocess.run(  # noqa: S603
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_JOINED,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(_words(address, f"no answer in {_JOINED:g} s")) from error
+    if tried.returncode != 0:
+        said = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]
+        raise ClusterError(_words(address, said[-1]))
+
+
+def _reach(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        raise InvalidOption(
+            f"expected the address of a Ray cluster as host:port, or auto, got {address!r}"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHED).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ClusterError(_words(address, str(error))) from error
+
+
+def _words(address: str, reason: str) -> str:
+    return (
+        f"no Ray cluster at {address} that this machine belongs to ({reason}): start one with "
+        "`ray start --head`, and join it here with `ray start --address=HOST:PORT`"
+    )
