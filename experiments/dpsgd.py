@@ -130,5 +130,4 @@ EXPERIMENT = Experiment(
     plan=plan,
     measure=measure,
     draw=draw,
-    needs=("TinyImageNet",),
 )

@@ -20,5 +20,4 @@ EXPERIMENT = Experiment(
     cells=[cell(*how) for how in PAPER],
     measure=measure,
     draw=lambda rows: draw(PAPER, rows["fedavg_epochs"]),
-    needs=("TinyImageNet",),
 )

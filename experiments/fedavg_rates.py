@@ -18,6 +18,5 @@ EXPERIMENT = Experiment(
     cells=[cell(*how) for how in PAPER if how != SHARED],
     measure=measure,
     draw=lambda rows: draw(PAPER, [*rows["fedavg_rates"], *rows["fedavg_epochs"]]),
-    needs=("TinyImageNet",),
     after=("fedavg_epochs",),
 )

@@ -86,5 +86,4 @@ EXPERIMENT = Experiment(
     cells=[cell(*key) for key in PAPER],
     measure=measure,
     draw=draw,
-    needs=("TinyImageNet",),
 )

@@ -1,5 +1,7 @@
 """Table 3: five datasets at b = 20, six layers of width 200. Accuracy, PSNR, LPIPS and time."""
 
+import math
+
 from spear.paper import Drawing, Experiment, Table
 from spear.paper.batches import NAMES, Batch, inverted
 from spear.paper.figures import mean, median, metric, rate, seconds, verdicts, which
@@ -12,7 +14,8 @@ PAPER = {
     "imagenet224": ("125.4", "1.05 × 10⁻⁵", "99 %", "2.1 min"),
     "imagenet720": ("125.6", "8.08 × 10⁻¹¹", "99 %", "2.6 min"),
 }
-SAMPLED, AT_MOST = ("mnist", "cifar10", "tiny_imagenet"), 10  # the paper's finder takes minutes
+SAMPLED = ("mnist", "cifar10", "tiny_imagenet")
+SHARE = 10  # one batch in so many goes to the paper's finder as well, which takes minutes
 
 
 def cell(dataset, finder="cascade", max_seconds=120):
@@ -25,7 +28,7 @@ SLOW = [cell(dataset, "sampling", 600) for dataset in SAMPLED]
 
 def plan(wanted):
     yield from wanted.each(CELLS, "main")
-    yield from wanted.each(SLOW, "main", at_most=AT_MOST)
+    yield from wanted.each(SLOW, "main", at_most=math.ceil(wanted.batches / SHARE))
 
 
 def measure(case):
@@ -40,7 +43,7 @@ def draw(rows):
     times = ["Time paper (GPU)", "Time ours (CPU)", "Submatrices, median"]
     finders = (
         "The finder `cascade` is ours, `sampling` is the paper's Algorithm 1; the paper's figures "
-        f"stand beside both. Sampling runs on at most {AT_MOST} batches, each within 10 minutes."
+        f"stand beside both. Sampling runs on one batch in {SHARE}, each within 10 minutes."
     )
     return Drawing(
         [Table([*columns.split(", "), *times], lines)], notes=[finders, verdicts(rows["main"])]

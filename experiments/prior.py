@@ -76,5 +76,4 @@ EXPERIMENT = Experiment(
     cells=[settings(*size) for size in PAPER for settings in (with_prior, cascade)],
     measure=measure,
     draw=draw,
-    needs=("TinyImageNet",),
 )

@@ -69,5 +69,4 @@ EXPERIMENT = Experiment(
     plan=plan,
     measure=measure,
     draw=draw,
-    needs=("ImageNet",),
 )
