@@ -153,5 +153,5 @@ EXPERIMENT = Experiment(
     plan=plan,
     measure=measure,
     draw=draw,
-    needs=("ImageNet", "TinyImageNet", "VGG16", "LPIPS"),
+    needs=("ImageNet", "TinyImageNet", "VGG16 features"),
 )

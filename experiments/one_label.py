@@ -35,5 +35,4 @@ EXPERIMENT = Experiment(
     cells=[CELL],
     measure=measure,
     draw=draw,
-    needs=("TinyImageNet", "LPIPS"),
 )
