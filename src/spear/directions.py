@@ -5,6 +5,7 @@ Every finder yields growing pools of these; see `Finder` for the whole protocol.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spear.factors import UNDECIDED, Factors, Side
-from spear.spread import LARGE, Piece, Spread
+from spear.spread import Piece, Spread, large
 
 T = TypeVar("T")
 
@@ -125,14 +126,17 @@ class Watch:
         function: Callable[..., T],
         shared: Piece,
         pieces: Iterable[Piece],
-        multiplications: float = LARGE,
+        *,
+        multiplications: float = math.inf,
+        complete: bool = False,
     ) -> Iterator[T]:
-        """`function(*shared, *piece)` for every piece, by the workers where that is worth it.
+        """`function(*shared, *piece)` for every piece, in order, by the workers where it is worth it.
 
-        In order, and at least one; once the time is up the rest is left out. See `Spread.run`.
+        Once the time is up the rest is left out, unless it must be complete. See `Spread.run`.
         """
-        spread = self.spread if multiplications >= LARGE else Spread()
-        return spread.run(function, shared, pieces, lambda: self.seconds_left)
+        spread = self.spread if large(multiplications) else Spread()
+        left = (lambda: None) if complete else (lambda: self.seconds_left)
+        return spread.run(function, shared, pieces, left)
 
     def remark(self, words: str) -> None:
         """What the finder has to say about how it ended; goes into the result's reason."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spear.directions import Watch, unit
 from spear.patterns import Balanced, Signs
-from spear.spread import LARGE
+from spear.spread import large
 
 # Threshold of the shrinkage in units of a typical entry, and how much the signs move it. From 0.2 to
 # 0.3 and 0.3 to 0.8 the hits per start are much the same (docs/engine.md).
@@ -37,9 +37,9 @@ def seek(
     search = _Search(U, back, Signs(halves, torch.float32), halves.weights.float(), steps)
     q = _starts(U, starts, generator)
     work = 4 * U.numel() * starts * steps
-    width = _COLUMNS if work >= LARGE else starts
+    width = _COLUMNS if large(work) else starts
     pieces = [(some.contiguous(),) for some in torch.split(q, width, 1)]
-    results = (watch or Watch()).map(_descend, (search,), pieces, work)
+    results = (watch or Watch()).map(_descend, (search,), pieces, multiplications=work)
     q, score, nearly_zero = (torch.cat(part, -1) for part in zip(*results, strict=True))
     found = distinct(q, nearly_zero, 2 * halves.missing + 8)
     return q[:, found].double(), score[:, found].double()

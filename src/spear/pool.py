@@ -18,7 +18,7 @@ from spear.directions import (
     unit,
 )
 from spear.factors import Side
-from spear.spread import LARGE
+from spear.spread import large
 
 _RESERVE = 4  # directions kept in reserve, per sample
 # Directions closer than this (1 - |cos|) are one: float32 kernels of one direction agree to 1e-4.
@@ -103,12 +103,12 @@ class Pool:
         that, so a few are rounded in vain.
         """
         rows, b = self.side.white.shape
-        if not self.watch.spread.helped or not len(candidates):
+        worth = large((rows / 2) ** 2 * b * len(candidates))
+        if not worth or not self.watch.spread.helped or not len(candidates):
             return {}
         chosen = _representatives(candidates)
-        work = (rows / 2) ** 2 * b * len(chosen)
         pieces = [(some,) for some in torch.split(candidates[chosen], -(-len(chosen) // _PIECES))]
-        done = self.watch.map(_round, (self.side,), pieces, work) if work >= LARGE else ()
+        done = self.watch.map(_round, (self.side,), pieces)
         return dict(zip(chosen, itertools.chain.from_iterable(done), strict=False))
 
     def keep(self, directions: Directions, firm: Tensor) -> bool:

@@ -43,7 +43,9 @@ def separate(
     parts = zip(*(torch.split(t, step) for t in (q, off, own)), strict=True)
     pieces = [tuple(t.contiguous() for t in part) for part in parts] if len(q) else []
     work = len(q) * rows * free**2 * len(_SOFTNESS)
-    results = (watch or Watch()).map(_separate, (ground,), pieces, work)
+    results = (watch or Watch()).map(
+        _separate, (ground,), pieces, multiplications=work, complete=True
+    )
     cs, shares = zip((q[:0], q.new_zeros(0)), *results, strict=True)
     return torch.cat(cs), torch.cat(shares)
 

@@ -37,7 +37,8 @@ def settle(
         for q_i, score_i in zip(torch.split(q, step, 1), torch.split(score, step, 1), strict=True)
     ]
     work = _SURPLUS * b**3 * q.shape[1] * _PASSES
-    parts = (watch or Watch()).map(_settle, (side, residual.c_basis, signs), pieces, work)
+    shared = side, residual.c_basis, signs
+    parts = (watch or Watch()).map(_settle, shared, pieces, multiplications=work)
     return torch.cat(list(parts))
 
 

@@ -35,6 +35,11 @@ T = TypeVar("T")
 Piece = tuple[Any, ...]
 
 
+def large(multiplications: float) -> bool:
+    """Is it worth cutting and sending?"""
+    return multiplications >= LARGE
+
+
 def workers(count: int) -> ProcessPoolExecutor:
     """Processes for `invert(..., executor=)`, each with one thread; they start when first needed.
 
