@@ -5,9 +5,9 @@ import time
 
 import pytest
 import torch
-from planted import plant, truth
 
 import spear
+from planted import plant, truth
 from spear import guesses, sampling, separation, settling, spread
 from spear.spread import Spread, pack, unpack
 
@@ -160,8 +160,8 @@ def since(began):
 
 
 def test_the_first_piece_is_finished_however_late(pools):
-    for spread in (Spread(), Spread(pools["two"])):
-        assert list(spread.run(doze, (), [(i,) for i in range(9)], lambda: 0.0)) == [0]
+    for helped in (Spread(), Spread(pools["two"])):
+        assert list(helped.run(doze, (), [(i,) for i in range(9)], lambda: 0.0)) == [0]
 
 
 def test_pieces_are_taken_at_the_same_time_with_and_without_workers(pools):
