@@ -6,6 +6,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "spear"
 CORE = [
     "errors",
+    "spread",
     "theory",
     "layers",
     "local_training",
@@ -15,6 +16,7 @@ CORE = [
     "directions",
     "pool",
     "selection",
+    "separation",
     "patterns",
     "partial",
     "sampling",

@@ -13,6 +13,7 @@ from spear.errors import (
 )
 from spear.inversion import Inversion, Outcome, invert
 from spear.sampling import SamplingFinder
+from spear.spread import workers
 from spear.update import LayerUpdate, observe
 
 __version__ = "0.1.0"
@@ -33,4 +34,5 @@ __all__ = [
     "SpearError",
     "invert",
     "observe",
+    "workers",
 ]

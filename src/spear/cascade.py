@@ -130,7 +130,7 @@ class CascadeFinder:
         side, whole, b = factors.outputs, both_halves(factors), factors.b
         missing, idle = whole, 0
         if len(pool):
-            missing = without(whole, *trusted(whole, *pool.firm()))
+            missing = without(whole, *trusted(whole, *pool.firm(), watch=watch))
         while missing.missing and not watch.expired:
             residual = balance(missing)
             if idle < self.patience:
@@ -152,7 +152,7 @@ class CascadeFinder:
             if grown:
                 yield pool.snapshot(reserve=False)
                 with watch.stage("read"):
-                    missing = without(whole, *trusted(whole, *pool.firm()))
+                    missing = without(whole, *trusted(whole, *pool.firm(), watch=watch))
                 idle = 0 if missing.missing < residual.missing else idle
 
     def _round(
@@ -166,10 +166,11 @@ class CascadeFinder:
                 guesses = peel(residual)
             else:
                 starts = max(128, self.starts * residual.missing) << min(idle // 2, 3)
-                guesses = seek(residual, starts, self.steps << min(idle // 2, 1), generator)
+                steps = self.steps << min(idle // 2, 1)
+                guesses = seek(residual, starts, steps, generator, watch)
                 watch.count("starts", starts)
         with watch.stage("settle"):
-            candidates = settle(pool.side, residual, *guesses)
+            candidates = settle(pool.side, residual, *guesses, watch)
         with watch.stage("round"):
             found = pool.rounded(candidates)
         with watch.stage("vouch"):
@@ -236,7 +237,7 @@ def _stuck(residual: Balanced, b: int, watch: Watch) -> str:
 
 def _span_cluster(pool: Pool, whole: Halves, watch: Watch) -> bool:
     """Are the missing samples nearly the same? Then what they span completes the pool."""
-    q, c = trusted(whole, *pool.firm(spare=1))
+    q, c = trusted(whole, *pool.firm(spare=1), watch=watch)
     span = cluster(pool.side, balance(without(whole, q, c)))
     if not len(span) or not pool.span(evenly(q, span, whole.h)):
         return False

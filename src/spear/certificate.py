@@ -74,7 +74,8 @@ def certify(
     if factors.view.training is not None and not factors.view.training.one_step:
         retrained = _retrained(factors, selection, model, loss)
         return _of_training(selection, retrained, error, precise)
-    certified, doubts = pattern_holds(factors, selection)
+    outside = outside_next_layer(factors, selection)
+    certified, doubts = pattern_holds(factors, selection, outside)
     replayed: Replayed | str = "no model was given"
     if model is not None:
         replayed = Replay.attempt(
@@ -94,7 +95,7 @@ def certify(
         if replayed.compared:
             # The replay stands in for redundancy, not for the signs or the bias gradient.
             proof, certified = Proof.REPLAY, signs_hold(factors, selection)
-            certified = certified & ~outside_next_layer(factors, selection)
+            certified = certified & ~outside
         certified, doubts = _by_replay(selection, replayed, certified, doubts)
         remark, whole = _left_out(replayed), not replayed.vanished
         if replayed.labels is not None:

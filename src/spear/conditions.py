@@ -47,8 +47,16 @@ def predicted_error(factors: Factors, selection: Selection) -> Tensor:
     return error
 
 
-def pattern_holds(factors: Factors, selection: Selection) -> tuple[Tensor, tuple[str, ...]]:
-    """Per sample: does every condition hold that can be checked with the layer alone?"""
+def pattern_holds(
+    factors: Factors, selection: Selection, outside: Tensor | None = None
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Per sample: does every condition hold that can be checked with the layer alone?
+
+    Args:
+        factors: of the update.
+        selection: the b samples.
+        outside: (b,) bool, from `outside_next_layer`; found here unless given.
+    """
     side = selection.directions.side
     b, rows = selection.b, side.basis.shape[0]
     doubts: list[str] = []
@@ -62,7 +70,8 @@ def pattern_holds(factors: Factors, selection: Selection) -> tuple[Tensor, tuple
     if apart:
         doubts.append(apart)
         return sound, tuple(doubts)
-    strangers = sound & outside_next_layer(factors, selection)
+    outside = outside_next_layer(factors, selection) if outside is None else outside
+    strangers = sound & outside
     if bool(strangers.any()):
         doubts.append(
             f"the next layer's gradient does not know {int(strangers.sum())} of {b} samples at their "

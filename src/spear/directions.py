@@ -5,16 +5,20 @@ Every finder yields growing pools of these; see `Finder` for the whole protocol.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from spear.factors import UNDECIDED, Factors, Side
+from spear.spread import Piece, Spread, large
+
+T = TypeVar("T")
 
 # A kernel of b-1 rows amplifies the update's noise by the condition of the submatrix: before it is
 # rounded, entries up to this many zero levels may be zeros. Rounding throws out what is not.
@@ -74,18 +78,23 @@ class Progress:
 
 @dataclass(eq=False)
 class Watch:
-    """The clock of one inversion: deadline, progress, seconds per stage and counters."""
+    """The clock of one inversion: deadline, progress, seconds per stage, counters; and its workers."""
 
     on_progress: Callable[[Progress], None] | None = None
     max_seconds: float | None = None
     started: float = field(default_factory=time.monotonic)
     stats: dict[str, float] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    spread: Spread = field(default_factory=Spread)
     _inner: float = 0.0  # seconds of the stages inside the current one
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
+
+    @property
+    def seconds_left(self) -> float | None:
+        return None if self.max_seconds is None else self.max_seconds - self.seconds
 
     @property
     def expired(self) -> bool:
@@ -111,6 +120,23 @@ class Watch:
     def count(self, name: str, amount: int = 1) -> int:
         self.stats[name] = int(self.stats.get(name, 0)) + amount
         return int(self.stats[name])
+
+    def map(
+        self,
+        function: Callable[..., T],
+        shared: Piece,
+        pieces: Iterable[Piece],
+        *,
+        multiplications: float = math.inf,
+        complete: bool = False,
+    ) -> Iterator[T]:
+        """`function(*shared, *piece)` for every piece, in order, by the workers where it is worth it.
+
+        Once the time is up the rest is left out, unless it must be complete. See `Spread.run`.
+        """
+        spread = self.spread if large(multiplications) else Spread()
+        left = (lambda: None) if complete else (lambda: self.seconds_left)
+        return spread.run(function, shared, pieces, left)
 
     def remark(self, words: str) -> None:
         """What the finder has to say about how it ended; goes into the result's reason."""

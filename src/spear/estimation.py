@@ -106,7 +106,7 @@ def estimate(
         by_rows = (idle + (residual.missing <= _FEW)) % 2 == 1
         with watch.stage("seek"):
             count = max(128, starts * residual.missing) << min(idle // 2, 3)
-            guesses = peel(residual) if by_rows else seek(residual, count, steps, generator)
+            guesses = peel(residual) if by_rows else seek(residual, count, steps, generator, watch)
             watch.count("starts", 0 if by_rows else count)
         with watch.stage("polish"):
             new_p, new_off = polish(quiet, residual, *guesses, by_sign=by_rows)

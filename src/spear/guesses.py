@@ -5,11 +5,14 @@ A guess is a direction q and a score for every row: the lower, the surer the row
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from spear.directions import unit
+from spear.directions import Watch, unit
 from spear.patterns import Balanced, Signs
+from spear.spread import large
 
 # Threshold of the shrinkage in units of a typical entry, and how much the signs move it. From 0.2 to
 # 0.3 and 0.3 to 0.8 the hits per start are much the same (docs/engine.md).
@@ -17,31 +20,57 @@ _SHRINK = 0.25
 _TRUST = 0.5
 _SMALL = 0.15  # |entry| of a typical 1 that counts as nearly zero when results are ranked
 _SAME = 0.9  # |cos| above which two results are one
+_COLUMNS = 128  # starts at a time where they are many: what belongs to them stays in the cache
 ACTIVE = 1.0  # entries above this show a row that is on, however much above
 
 
 def seek(
-    halves: Balanced, starts: int, steps: int, generator: torch.Generator
+    halves: Balanced,
+    starts: int,
+    steps: int,
+    generator: torch.Generator,
+    watch: Watch | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Directions (r, k) near sparse ones, the best first, and how likely each row is on (rows, k).
+    """Directions (r, k) near sparse ones, the best first, and how likely each row is on (rows, k)."""
+    U = halves.U.float()
+    back = (halves.U * halves.weights[:, None]).float().T.contiguous()
+    search = _Search(U, back, Signs(halves, torch.float32), halves.weights.float(), steps)
+    q = _starts(U, starts, generator)
+    work = 4 * U.numel() * starts * steps
+    width = _COLUMNS if large(work) else starts
+    pieces = [(some.contiguous(),) for some in torch.split(q, width, 1)]
+    results = (watch or Watch()).map(_descend, (search,), pieces, multiplications=work)
+    q, score, nearly_zero = (torch.cat(part, -1) for part in zip(*results, strict=True))
+    found = distinct(q, nearly_zero, 2 * halves.missing + 8)
+    return q[:, found].double(), score[:, found].double()
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """What all starts have in common, in float32."""
+
+    U: Tensor  # (rows, r)
+    back: Tensor  # (r, rows) = U^T, weighed
+    signs: Signs
+    weights: Tensor  # (rows,)
+    steps: int
+
+
+def _descend(search: _Search, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """From starts (r, k) to nearly sparse directions, the scores of their rows, and their own.
 
     q <- normalise(U^T shrink(U q, threshold)), with a threshold that is lower in rows where z says on.
     """
-    U = halves.U.float()
-    back = (halves.U * halves.weights[:, None]).float().T.contiguous()
-    signs = Signs(halves, torch.float32)
-    q = _starts(U, starts, generator)
-    z = torch.zeros_like(U[:, :0])
-    for _ in range(steps):
+    U = search.U
+    z = torch.zeros_like(U[:, :1])
+    for _ in range(search.steps):
         values = U @ q  # (rows, k)
         size = values.abs()
-        z = signs.read(q, size.clamp_max(ACTIVE))
+        z = search.signs.read(q, size.clamp_max(ACTIVE))
         shrunk = (size - (_SHRINK - _TRUST * z).clamp_min_(0)).clamp_min_(0)
-        q = unit(back @ shrunk.mul_(values.sign()), 0)
+        q = unit(search.back @ shrunk.mul_(values.sign()), 0)
     size = (U @ q).abs()
-    nearly_zero = halves.weights.float() @ (size < _SMALL).float()
-    found = distinct(q, nearly_zero, 2 * halves.missing + 8)
-    return q[:, found].double(), (size + z)[:, found].double()
+    return q, size + z, search.weights @ (size < _SMALL).float()
 
 
 def peel(halves: Balanced) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -20,6 +21,7 @@ from spear.replay import Loss
 from spear.rescaling import rescale
 from spear.sampling import SamplingFinder
 from spear.selection import Selection, select
+from spear.spread import Spread
 from spear.update import LayerUpdate
 
 FINDERS: dict[str, Callable[[], Finder]] = {
@@ -81,6 +83,7 @@ def invert(
     generator: torch.Generator | None = None,
     max_seconds: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    executor: Executor | None = None,
     throw: bool = False,
 ) -> Inversion:
     """Recover the inputs of a layer from its update, and prove it.
@@ -94,6 +97,8 @@ def invert(
         generator: randomness; the same seed gives the same bits on the same machine.
         max_seconds: stop after this long and return what was found. Ctrl-C does the same.
         on_progress: called with a `Progress` as the work goes on.
+        executor: workers to spread a large inversion over, say `spear.workers(2)`. The result is the
+            same, bit for bit, with any number of them, as long as all use as many threads.
         throw: raise `NotExact` unless the outcome is EXACT.
 
     >>> from spear import observe
@@ -104,13 +109,13 @@ def invert(
     >>> result.outcome.name, result.batch_size, sorted(result.labels.tolist())
     ('EXACT', 3, [0, 2, 4])
     """
-    search = _checked(view, finder, max_seconds)
-    watch = Watch(on_progress, max_seconds)
+    search = _checked(view, finder, max_seconds, executor)
+    watch = Watch(on_progress, max_seconds, spread=Spread(executor))
     watch.report("factorise")
     with watch.stage("factorise"):
         factors = factorise(view)
     if not factors.batch_size:
-        return _finish(_nothing(factors, watch.stats, _no_batch(factors)), throw)
+        return _finish(_nothing(factors, watch.stats, _no_batch(factors)), throw, watch)
     generator = generator or torch.Generator(factors.left.device).manual_seed(0)
 
     found = _searched(factors, search, generator, watch)
@@ -121,7 +126,7 @@ def invert(
     if best is None:
         with watch.stage("reconstruct"):
             C = approximate_inputs(factors, found.pool) if found.pool is not None else None
-            return _finish(_incomplete(factors, C, watch.stats, ended), throw)
+            return _finish(_incomplete(factors, C, watch.stats, ended), throw, watch)
 
     watch.report("judge", batch_size=factors.b)
     with watch.stage("certify"):
@@ -131,7 +136,7 @@ def invert(
             best, certificate = _rescaled(factors, best, certificate, model, loss)
     with watch.stage("reconstruct"):
         inputs = factors.reconstruct(best.C)
-    return _finish(_conclude(factors, best, certificate, inputs, watch.stats, ended), throw)
+    return _finish(_conclude(factors, best, certificate, inputs, watch.stats, ended), throw, watch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +184,9 @@ def _rescaled(
     return rescaled.selection, judged
 
 
-def _checked(view: LayerUpdate, finder: str | Finder, max_seconds: float | None) -> Finder:
+def _checked(
+    view: LayerUpdate, finder: str | Finder, max_seconds: float | None, executor: Executor | None
+) -> Finder:
     """The finder, after everything that can be said before any work is done."""
     if not isinstance(view, LayerUpdate):
         raise InvalidUpdate(
@@ -191,6 +198,13 @@ def _checked(view: LayerUpdate, finder: str | Finder, max_seconds: float | None)
     number = isinstance(max_seconds, (int, float)) and 0 < max_seconds < float("inf")
     if max_seconds is not None and not number:
         raise InvalidOption(f"expected max_seconds > 0, got {max_seconds!r}")
+    if executor is not None and not hasattr(executor, "submit"):
+        raise InvalidOption(f"expected an executor such as spear.workers(2), got {executor!r}")
+    if executor is not None and view.weight_grad.device.type != "cpu":
+        raise InvalidOption(
+            "expected an update on the CPU, where an executor's workers compute, got one on "
+            f"{view.weight_grad.device}: move it, or leave out executor="
+        )
     if not isinstance(finder, str):
         if isinstance(finder, type) or not hasattr(finder, "search"):
             raise InvalidOption(f"expected a finder such as SamplingFinder(), got {finder!r}")
@@ -321,7 +335,9 @@ def _no_batch(factors: Factors) -> str:
     )
 
 
-def _finish(result: Inversion, throw: bool) -> Inversion:
+def _finish(result: Inversion, throw: bool, watch: Watch) -> Inversion:
+    if watch.spread.trouble:  # told whatever the outcome: who runs the workers should know
+        result = dataclasses.replace(result, reason=f"{result.reason}; {watch.spread.trouble}")
     if throw and result.outcome is not Outcome.EXACT:
         raise NotExact(result)
     return result

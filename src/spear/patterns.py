@@ -19,27 +19,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spear.directions import unit
+from spear.directions import Watch, unit
 from spear.factors import Factors
 from spear.selection import sparsest_independent
+from spear.separation import Ground, separate, solve_definite
 
 # Ridge on c in balanced coordinates, per row: what a pattern says is weighed against c ~ q, which
 # holds to a cosine of 0.8 to 0.95 on real batches. Anything from 1 to 3 serves (docs/algorithm.md).
 _RIDGE = 1.5
 _SWEEPS = 3  # of balancing; more change the weights by a few per cent
 _FAINTEST = 1e-3  # a row keeps at least this weight: nothing is excluded on an estimate
-# How far c may be from q when a sample is read from its pattern, relative to |q|.
-_REACH = 1.0
-# Softness of the signs, from coarse to fine, in units of a typical preactivation.
-_SOFTNESS = (0.3, 0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02)
-_HALVINGS = 6  # of a Newton step that overshoots
 # Share of rows whose sign agrees with the zeros: 0.97 and more for samples; for mixes of samples
 # with spare zeros up to 0.93 was seen.
 AGREES = 0.95
 _AGREES_TRAINED = 0.88  # after many local steps, in which signs change
 _SUSPECTS = 16  # directions with the fewest zeros, which a mix is among
 _DROPPED = 4  # mixes that are looked for one by one
-_AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +127,7 @@ class Signs:
         gram = halves.H.T @ halves.H
         gram.diagonal().add_(ridge * rows)
         self.H = halves.H.to(dtype)
-        self.regress = _solve(gram, halves.H.T).to(dtype)  # (r, rows)
+        self.regress = solve_definite(gram, halves.H.T).to(dtype)  # (r, rows)
 
     def read(self, q: Tensor, activity: Tensor) -> Tensor:
         """z (rows, k) of root mean square 1, for q (r, k) and the activity of each row (rows, k).
@@ -149,7 +144,9 @@ class Signs:
         return z
 
 
-def read_samples(halves: Halves, q: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
+def read_samples(
+    halves: Halves, q: Tensor, off: Tensor, watch: Watch | None = None
+) -> tuple[Tensor, Tensor]:
     """c of samples whose zeros are known, from their patterns alone; b - k others may be unknown.
 
     c is the direction that separates the rows that are on from those that are off: logistic
@@ -159,6 +156,7 @@ def read_samples(halves: Halves, q: Tensor, off: Tensor) -> tuple[Tensor, Tensor
         halves: the whole problem.
         q: (k, b) exact directions.
         off: (k, rows) their zeros: bool, or how likely each is one.
+        watch: with the workers, if there are any.
 
     Returns:
         c (k, b) with c_i . q_i = 1, and the share of rows (k,) whose sign agrees with the pattern.
@@ -168,11 +166,16 @@ def read_samples(halves: Halves, q: Tensor, off: Tensor) -> tuple[Tensor, Tensor
         return q, q.new_zeros(0)
     null = torch.linalg.svd(q, full_matrices=True).Vh[k:].T  # (b, b-k): orthogonal to every q
     dual = torch.linalg.pinv(q).T  # (k, b): q_i . dual_j = 1 if i = j, else 0
-    return _separate(halves, q, off, null, dual[:, :, None])
+    ground = Ground(halves.H, balance(halves).change, null)
+    return separate(ground, q, off, dual[:, :, None], watch)
 
 
 def trusted(
-    whole: Halves, q: Tensor, off: Tensor, agrees: float | None = None
+    whole: Halves,
+    q: Tensor,
+    off: Tensor,
+    agrees: float | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Both halves (k, b) of those directions whose pattern some input explains.
 
@@ -182,23 +185,24 @@ def trusted(
     if len(q) > b:
         chosen = sparsest_independent(q.T, off.sum(1).double())
         q, off = q[chosen], off[chosen]
-    c, share = read_samples(whole, q, off)
+    c, share = read_samples(whole, q, off, watch)
     for _ in range(_DROPPED):
         if bool((share >= agrees).all()):
             return q, c
         # One mix spoils the reading of all it holds. It is the one without which the others fit.
         suspects = off.sum(1).argsort()[:_SUSPECTS].tolist()
         others = [[j for j in range(len(q)) if j != i] for i in suspects]
-        fits = [int((read_samples(whole, q[o], off[o])[1] >= agrees).sum()) for o in others]
+        shares = [read_samples(whole, q[o], off[o], watch)[1] for o in others]
+        fits = [int((share >= agrees).sum()) for share in shares]
         best = max(range(len(fits)), key=fits.__getitem__, default=0)
         if not fits or fits[best] <= int((share >= agrees).sum()):
             break
         q, off = q[others[best]], off[others[best]]
-        c, share = read_samples(whole, q, off)
+        c, share = read_samples(whole, q, off, watch)
     sound = share >= agrees
     if not bool(sound.all()):
         q = q[sound]
-        c, _ = read_samples(whole, q, off[sound])
+        c, _ = read_samples(whole, q, off[sound], watch)
     return q, c
 
 
@@ -215,86 +219,8 @@ def agreement(halves: Halves, q: Tensor, off: Tensor) -> Tensor:
     """
     r = halves.missing
     anywhere = torch.eye(r, dtype=q.dtype, device=q.device)
-    return _separate(halves, q, off, anywhere, q.new_zeros(len(q), r, 0))[1]
-
-
-def _separate(
-    halves: Halves, q: Tensor, off: Tensor, shared: Tensor, own: Tensor
-) -> tuple[Tensor, Tensor]:
-    """c (k, b) in the span of `shared` (b, p) and `own` (k, b, o), and how well its signs agree."""
-    change = balance(halves).change
-    step = max(1, _AT_ONCE // (len(halves.H) * (shared.shape[1] + own.shape[2])))
-    cs, shares = [q[:0]], [q.new_zeros(0)]
-    for i in torch.split(torch.arange(len(q), device=q.device), step):
-        basis = torch.cat([shared.expand(len(i), -1, -1), own[i]], 2)  # (k, b, p + o)
-        problem = _Separation.of(halves.H, change, basis, q[i], off[i])
-        x = problem.solve()
-        c = (basis @ x).squeeze(2)
-        cs.append(c / (c * q[i]).sum(1, keepdim=True))
-        certain = (1 - 2 * off[i].to(q)).abs()  # (k, rows)
-        fits = (problem.features @ x > 0).squeeze(2).to(q)
-        shares.append((certain * fits).sum(1) / certain.sum(1))
-    return torch.cat(cs), torch.cat(shares)
-
-
-@dataclass(frozen=True, eq=False)
-class _Separation:
-    """k logistic regressions at once: features @ x > 0 where the sign is right."""
-
-    features: Tensor  # (k, rows, p)
-    prior: Tensor  # (k, p, p): x^T prior x / 2 - pull^T x is how far c is from q
-    pull: Tensor  # (k, p, 1)
-
-    @staticmethod
-    def of(H: Tensor, change: Tensor, basis: Tensor, q: Tensor, off: Tensor) -> _Separation:
-        """The regressions for c = basis @ x (k, b, p), towards c ~ q in balanced coordinates."""
-        sign = 1 - 2 * off.to(H)  # (k, rows): -1 off, 1 on, between the two where it is uncertain
-        guess = unit(q @ change.T)  # (k, b): c ~ q, up to sign
-        along = guess @ change @ H.T  # (k, rows)
-        guess *= torch.sign((along * (sign - sign.mean(1, keepdim=True))).sum(1, keepdim=True))
-        typical = along.square().mean(1, keepdim=True).sqrt()
-        there = torch.linalg.inv(change).T @ basis
-        strength = q.shape[1] / _REACH**2
-        return _Separation(
-            H @ basis * (sign / typical)[:, :, None],
-            there.mT @ there * strength,
-            there.mT @ guess[:, :, None] * strength,
-        )
-
-    def solve(self) -> Tensor:
-        """x (k, p, 1), by Newton's method from soft signs to sharp ones."""
-        x = _solve(self.prior, self.pull)
-        z = self.features @ x  # (k, rows, 1)
-        for softness in _SOFTNESS:
-            wrong = torch.sigmoid(-z / softness)
-            slope = self.prior @ x - self.pull
-            weight = wrong * (1 - wrong) / softness**2
-            curvature = (self.features * weight).mT @ self.features + self.prior
-            step = _solve(curvature, slope - self.features.mT @ wrong / softness)
-            along = self.features @ step
-            # The quadratic part along the step, so that a trial length costs no product.
-            linear, square = (slope * step).sum((1, 2)), (step * (self.prior @ step)).sum((1, 2))
-            length, before = torch.ones_like(linear), _softplus(z, softness)
-            for _ in range(_HALVINGS):
-                after = _softplus(z - length[:, None, None] * along, softness)
-                worse = after - length * linear + length.square() / 2 * square > before
-                if not bool(worse.any()):
-                    break
-                length = torch.where(worse, length / 2, length)
-            x = x - length[:, None, None] * step
-            z = z - length[:, None, None] * along
-        return x
-
-
-def _softplus(z: Tensor, softness: float) -> Tensor:
-    loss: Tensor = torch.nn.functional.softplus(-z / softness).sum((1, 2))
-    return loss
-
-
-def _solve(definite: Tensor, right: Tensor) -> Tensor:
-    """Positive definite systems, by Cholesky: batches of LU hang in some builds of MKL."""
-    solution: Tensor = torch.cholesky_solve(right, torch.linalg.cholesky_ex(definite).L)
-    return solution
+    ground = Ground(halves.H, balance(halves).change, anywhere)
+    return separate(ground, q, off, q.new_zeros(len(q), r, 0))[1]
 
 
 def without(halves: Halves, q: Tensor, c: Tensor) -> Halves:

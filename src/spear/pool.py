@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -15,10 +18,12 @@ from spear.directions import (
     unit,
 )
 from spear.factors import Side
+from spear.spread import large
 
 _RESERVE = 4  # directions kept in reserve, per sample
 # Directions closer than this (1 - |cos|) are one: float32 kernels of one direction agree to 1e-4.
 _SAME = 1e-4
+_PIECES = 12  # that many candidates are cut into for workers: two, three or four have as much to do
 
 
 class Pool:
@@ -79,17 +84,32 @@ class Pool:
         new = _Known(self.side)
         candidates = unit(candidates)
         candidates = candidates[~self._firm.holds(candidates)]
+        ahead, index = self._ahead(candidates), torch.arange(len(candidates))
         while len(candidates) and not self.watch.expired:
-            same = candidates[:1]
-            found = round_to_kernel(self.side, same[0] / self.side.scales)
+            same, i = candidates[:1], int(index[0])
+            found = ahead[i] if i in ahead else _round(self.side, same)[0]
             if found is not None:
-                q, zeros = found
-                white = unit((q * self.side.scales)[None])
-                if not bool(self._firm.holds(white).any()):
-                    new.add(q, zeros, white, firmness(self.side, white[0], zeros))
-                same = torch.cat([same, white])
-            candidates = candidates[~_parallel(candidates, same)]
+                if not bool(self._firm.holds(found.white).any()):
+                    new.add(found.q, found.zeros, found.white, found.firmness)
+                same = torch.cat([same, found.white])
+            other = ~_parallel(candidates, same)
+            candidates, index = candidates[other], index[other.cpu()]
         return _directions(self.side, [new])
+
+    def _ahead(self, candidates: Tensor) -> dict[int, _Rounded | None]:
+        """What workers make of those candidates (k, b) that are likely to be asked for, by index.
+
+        One after the other, a candidate is left out once it is found by another. They cannot wait for
+        that, so a few are rounded in vain.
+        """
+        rows, b = self.side.white.shape
+        worth = large((rows / 2) ** 2 * b * len(candidates))
+        if not worth or not self.watch.spread.helped or not len(candidates):
+            return {}
+        chosen = _representatives(candidates)
+        pieces = [(some,) for some in torch.split(candidates[chosen], -(-len(chosen) // _PIECES))]
+        done = self.watch.map(_round, (self.side,), pieces)
+        return dict(zip(chosen, itertools.chain.from_iterable(done), strict=False))
 
     def keep(self, directions: Directions, firm: Tensor) -> bool:
         """Take in rounded directions, those vouched for (c,) as firm; is there a new firm one?"""
@@ -150,6 +170,41 @@ class Pool:
             holds = firmness(self.side, white[0], zeros)
             (self._firm if holds == 2 else self._reserve).add(q, zeros, white, holds)
         return white
+
+
+@dataclass(frozen=True, eq=False)
+class _Rounded:
+    """A direction rounded to the kernel of all its zeros."""
+
+    q: Tensor  # (b,)
+    zeros: Tensor  # (rows,) bool
+    white: Tensor  # (1, b), of unit length
+    firmness: int
+
+
+def _round(side: Side, candidates: Tensor) -> list[_Rounded | None]:
+    """Each of the candidates (k, b), white, rounded; None where it is no direction."""
+    results: list[_Rounded | None] = []
+    for candidate in candidates:
+        found = round_to_kernel(side, candidate / side.scales)
+        if found is None:
+            results.append(None)
+            continue
+        q, zeros = found
+        white = unit((q * side.scales)[None])
+        results.append(_Rounded(q, zeros, white, firmness(side, white[0], zeros)))
+    return results
+
+
+def _representatives(vectors: Tensor) -> list[int]:
+    """Unit vectors (k, b) by index, none along an earlier one."""
+    chosen: list[int] = []
+    open_ = torch.ones(len(vectors), dtype=torch.bool, device=vectors.device)
+    while bool(open_.any()):
+        chosen.append(int(open_.int().argmax()))
+        open_ &= ~_parallel(vectors, vectors[chosen[-1:]])
+        open_[chosen[-1]] = False
+    return chosen
 
 
 class _Known:

@@ -240,9 +240,7 @@ class Replay:
         """How far a true sample's replayed gradient may be off, relative to its length, (b,)."""
         with torch.enable_grad():
             outputs = self.network(self.Z).detach().requires_grad_()
-            losses = [
-                self.loss(o[None], y[None]).sum() for o, y in zip(outputs, labels, strict=True)
-            ]
+            losses = self._single_losses(outputs, labels)
             gradient: Tensor = torch.autograd.grad(losses, outputs)[0]
         size = gradient.flatten(1).norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
         tolerance: Tensor = self.rounding * (1 + 1 / size) + self.own
@@ -315,9 +313,18 @@ class Replay:
         return (s * self.D).sum(1) / s.square().sum(1)  # (b,)
 
     def single_gradients(self, Z: Tensor, labels: Tensor) -> Tensor:
-        """dL/dz (b, m) of every sample in a batch of its own, so that a mean divides by one."""
-        rows = zip(Z, labels, strict=True)
-        return torch.cat([self.gradient(z[None], y[None]) for z, y in rows])
+        """dL/dz (b, m) of every sample, each with a loss of its own."""
+        with torch.enable_grad():
+            leaf = Z.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self._single_losses(self.network(leaf), labels), leaf)
+        return gradient
+
+    def _single_losses(self, outputs: Tensor, labels: Tensor) -> list[Tensor]:
+        """The loss of every sample in a batch of its own, so that a mean divides by one.
+
+        The network runs all samples at once: one by one, its weights go through memory b times.
+        """
+        return [self.loss(o[None], y[None]).sum() for o, y in zip(outputs, labels, strict=True)]
 
     def compare_update(self, labels: Tensor, factor: Tensor) -> tuple[str, ...]:
         """Compute the update behind the layer again; name the parameters that disagree.
@@ -326,11 +333,8 @@ class Replay:
         """
         if not self.compared:
             return ()
-        total = 0.0
-        for z, y, weight in zip(self.Z, labels, factor, strict=True):
-            total = total + weight * self.loss(self.network(z[None]), y[None]).sum()
-        assert isinstance(total, Tensor)
-        return self.disagreements(total, float(self.tolerance(labels).max()))
+        losses = torch.stack(self._single_losses(self.network(self.Z), labels))
+        return self.disagreements(factor @ losses, float(self.tolerance(labels).max()))
 
     def _subtracted(self, parameter: Tensor) -> float:
         """What subtracting weights adds to the error of a gradient's norm: their own rounding."""

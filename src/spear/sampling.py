@@ -11,6 +11,7 @@ all of them helps nobody), and such draws hit the missing directions far more of
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from spear.factors import Factors, Side
 from spear.pool import Pool
 
 _INVERSES = 4096  # b x b inverses per step: 20 to 40 ms on two cores at b = 20
+# Steps before draws are planned ahead, for workers: small problems are solved by then.
+_FIRST_STEPS = 16
 _GROUP_DRAWS = 512  # submatrices per step within one group of a prior
 _PROBES = 12  # rows a candidate is tried on first
 # A float32 kernel is good to 1e-7 times the condition of the submatrix: an entry this far below a
@@ -84,27 +87,23 @@ class SamplingFinder:
         pools = [self._pool(side, watch) for side in sides]
         expected = theory.expected_samples_narrow(b, factors.view.outputs)
         budget = self._budget(expected, sides, rows)
-        sampled, step, next_look = 0, 0, [0] * len(pools)
-        while pools and sampled < budget and not watch.expired:
-            step += 1
-            for i, pool in enumerate(pools):
-                most = max(1, math.ceil(min((budget - sampled) / b, _INVERSES)))
-                draw = self._draw(pool, groups, step, most)
-                candidates, count = kernels(pool.side, rows, generator, draw)
-                sampled = watch.count("submatrices", count)
-                grown = pool.add(candidates)
-                # As Algorithm 1, only once b independent directions are at hand. Those in
-                # reserve are mostly mixes: a choice with them is looked at now and then.
-                if (grown and pool.complete) or (sampled >= next_look[i] and pool.sufficient):
-                    next_look[i] = 3 * sampled // 2
-                    yield pool.snapshot()
+        plan = _Plan(self, pools, groups, rows, budget, watch)
+        next_look = [0] * len(pools)
+        for i, candidates, count in plan.drawn(generator):
+            pool, sampled = pools[i], watch.count("submatrices", count)
+            grown = pool.add(candidates)
+            # As Algorithm 1, only once b independent directions are at hand. Those in reserve are
+            # mostly mixes: a choice with them is looked at now and then.
+            if (grown and pool.complete) or (sampled >= next_look[i] and pool.sufficient):
+                next_look[i] = 3 * sampled // 2
+                yield pool.snapshot()
             found = max(len(pool) for pool in pools)
             watch.report("search", done=sampled, expected=expected, found=found, batch_size=b)
-        if sampled >= budget:
+        if watch.count("submatrices", 0) >= budget:
             watch.remark(f"its budget of {budget:,.0f} submatrices (max_samples=) was spent")
         yield from (pool.snapshot() for pool in pools if len(pool) or pool.sufficient)
 
-    def _draw(self, pool: Pool, groups: Tensor, step: int, most: int) -> Draw:
+    def draw(self, pool: Pool, groups: Tensor, step: int, most: int) -> Draw:
         """What the next submatrices are drawn from: a prior's rows, zeros found so far, or all."""
         if len(groups):
             # A few draws of every group, many times over: a good prior's group gives the same
@@ -150,6 +149,52 @@ class SamplingFinder:
         return rows
 
 
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """Which submatrices are drawn: the first steps here, one after the other, later ones by workers."""
+
+    finder: SamplingFinder
+    pools: list[Pool]
+    groups: Tensor
+    rows: int
+    budget: float
+    watch: Watch
+
+    def drawn(self, generator: torch.Generator) -> Iterator[tuple[int, Tensor, int]]:
+        """For each draw: the pool it is for, its candidates (k, b), and how many were tried."""
+        draws = self._draws()
+        for i, draw in itertools.islice(draws, _FIRST_STEPS * len(self.pools)):
+            yield i, *kernels(self.pools[i].side, self.rows, generator, draw)
+        sides = tuple(pool.side for pool in self.pools)
+        seeded = ((i, draw, _seed(generator)) for i, draw in draws)
+        yield from self.watch.map(_seeded_kernels, (sides, self.rows), seeded)
+
+    def _draws(self) -> Iterator[tuple[int, Draw]]:
+        """Draws for each pool in turn, from what it has found when they are asked for."""
+        planned = self.watch.count("submatrices", 0)
+        for step in itertools.count(1):
+            for i, pool in enumerate(self.pools):
+                if planned >= self.budget or self.watch.expired:
+                    return
+                left = (self.budget - planned) / pool.side.white.shape[1]
+                draw = self.finder.draw(pool, self.groups, step, math.ceil(min(left, _INVERSES)))
+                planned += draw.submatrices(pool.side, self.rows)
+                yield i, draw
+
+
+def _seed(generator: torch.Generator) -> int:
+    return int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+
+
+def _seeded_kernels(
+    sides: tuple[Side, ...], rows: int, i: int, draw: Draw, seed: int
+) -> tuple[int, Tensor, int]:
+    """`kernels` of one of the sides, with randomness of their own."""
+    side = sides[i]
+    generator = torch.Generator().manual_seed(seed)
+    return i, *kernels(side, rows, generator, draw)
+
+
 def _sparse_sides(factors: Factors) -> list[Side]:
     relu = factors.view.relu
     sides = []
@@ -177,6 +222,16 @@ class Draw:
             return keys.to(device).argsort(1)
         # Exponential clocks: the row that rings first is drawn in proportion to its weight.
         return (-keys.to(device).log() / self.weights.float()).argsort(1)
+
+    def submatrices(self, side: Side, rows: int) -> int:
+        """How many submatrices of so many rows `kernels` tries."""
+        b = side.white.shape[1]
+        available = len(side.white) if self.among is None else len(self.among)
+        if b == 1 or available < max(rows, b):
+            return 1
+        size = max(rows, b)  # b submatrices of b - 1 rows come from one draw of b
+        per_order = self.per_order(available, size)
+        return -(-self.blocks // per_order) * per_order * (b if rows < b else 1)
 
     def per_order(self, rows: int, size: int) -> int:
         """Draws taken from one order; with weights only from its first half."""

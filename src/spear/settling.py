@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from spear.directions import looseness, unit
+from spear.directions import Watch, looseness, unit
 from spear.factors import UNDECIDED, Side
 from spear.guesses import ACTIVE
 from spear.patterns import Balanced, Signs
@@ -19,7 +19,9 @@ _SHARP_RIDGE = 0.1  # an exact pattern needs less of a prior than a guess
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
-def settle(side: Side, residual: Balanced, q: Tensor, score: Tensor) -> Tensor:
+def settle(
+    side: Side, residual: Balanced, q: Tensor, score: Tensor, watch: Watch | None = None
+) -> Tensor:
     """Exact directions (k', b), white, from guesses of q (r, k) and a score (rows, k): low is off.
 
     The kernel of the lowest rows is the direction, if they are all zeros and leave no second
@@ -30,14 +32,17 @@ def settle(side: Side, residual: Balanced, q: Tensor, score: Tensor) -> Tensor:
         return side.white.new_zeros(0, b)
     step = max(1, _AT_ONCE // (rows * b))
     signs = Signs(residual, residual.H.dtype, ridge=_SHARP_RIDGE)
-    parts = [
-        _settle(side, residual, signs, unit(residual.q_basis @ q_i, 0), score_i)
+    pieces = [
+        (unit(residual.q_basis @ q_i, 0), score_i.contiguous())
         for q_i, score_i in zip(torch.split(q, step, 1), torch.split(score, step, 1), strict=True)
     ]
-    return torch.cat(parts)
+    work = _SURPLUS * b**3 * q.shape[1] * _PASSES
+    shared = side, residual.c_basis, signs
+    parts = (watch or Watch()).map(_settle, shared, pieces, multiplications=work)
+    return torch.cat(list(parts))
 
 
-def _settle(side: Side, residual: Balanced, signs: Signs, q: Tensor, score: Tensor) -> Tensor:
+def _settle(side: Side, c_basis: Tensor, signs: Signs, q: Tensor, score: Tensor) -> Tensor:
     rows, b = side.white.shape
     U = unit(side.white) * b**0.5  # rows of one size
     # What noise makes of a row at worst, in units of its size.
@@ -64,7 +69,7 @@ def _settle(side: Side, residual: Balanced, signs: Signs, q: Tensor, score: Tens
         q[:, i] = torch.where(fallback, q[:, i], kernel)
         size = (U @ q[:, i]).abs()
         size = size / size.square().mean(0).sqrt()
-        z = signs.read(residual.c_basis.T @ q[:, i], (4 * size).clamp_max(ACTIVE))
+        z = signs.read(c_basis.T @ q[:, i], (4 * size).clamp_max(ACTIVE))
         score[:, i] = torch.where(kept[:, i].any(0), z, 2 * size.clamp_max(ACTIVE) + z)
     return q[:, done].T
 

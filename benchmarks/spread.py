@@ -1,0 +1,162 @@
+"""One large inversion on one process, on two, and on one with two threads: the same batch in turns.
+
+    python benchmarks/spread.py --data ../shared/data --rows benchmarks/rows/spread.jsonl
+
+Each line of the rows is one inversion: seconds per stage, and the processor time of this process and of
+each worker. On a machine that others use as well, seconds say little; `longest` does: the processor
+time of this process plus that of the busiest worker, which is what it takes on cores of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import spear
+from spear import data
+from spear.audit.frontier import Batch, Setting
+from spear.spread import one_thread
+
+SAMPLES = 16_000_000
+CASES = {
+    "cascade 200/1000": (Setting("tiny_imagenet", 200, 1000), "cascade"),
+    "cascade 256/2000": (Setting("tiny_imagenet", 256, 2000), "cascade"),
+    "sampling 20/200": (Setting("cifar10", 20, 200), spear.SamplingFinder(max_samples=SAMPLES)),
+}
+ARMS = ("one process", "two processes", "two threads")
+STAGES = ("factorise", "seek", "settle", "round", "read", "search", "select", "certify")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One inversion, timed."""
+
+    case: str
+    arm: str
+    repeat: int
+    seconds: float
+    stages: dict[str, float]
+    cpu_here: float
+    cpu_workers: list[float]
+    load: float  # of the machine when it ended: more than our own processes means others were there
+    outcome: str
+    same_bits: bool | None  # as the first run of one process; two threads round differently
+
+    @property
+    def longest(self) -> float:
+        """Processor time on the longest path; of two threads nobody knows how it was shared."""
+        return self.cpu_here + max(self.cpu_workers, default=0.0)
+
+
+def cpu_seconds(executor: ProcessPoolExecutor) -> list[float]:
+    """Processor time of each worker so far (Linux); nothing elsewhere."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    seconds = []
+    for pid in executor._processes or {}:
+        stat = Path(f"/proc/{pid}/stat")
+        if stat.exists():
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+            seconds.append((int(fields[11]) + int(fields[12])) / ticks)
+    return seconds
+
+
+def timed(case: str, arm: str, batch: Batch, executor: ProcessPoolExecutor) -> tuple[Any, Any]:
+    """The result, and (seconds, processor time here, processor time of each worker)."""
+    torch.set_num_threads(2 if arm == "two threads" else 1)
+    workers, here, began = cpu_seconds(executor), time.process_time(), time.monotonic()
+    result = spear.invert(
+        batch.view,
+        model=batch.model,
+        finder=CASES[case][1],
+        generator=torch.Generator().manual_seed(batch.seed),
+        executor=executor if arm == "two processes" else None,
+    )
+    seconds, here = time.monotonic() - began, time.process_time() - here
+    return result, (
+        seconds,
+        here,
+        [b - a for a, b in zip(workers, cpu_seconds(executor), strict=True)],
+    )
+
+
+def measure(case: str, args: argparse.Namespace, executor: ProcessPoolExecutor) -> list[Run]:
+    setting, _ = CASES[case]
+    batch = Batch.draw(setting, args.seed, getattr(data, setting.data)(args.data))
+    runs: list[Run] = []
+    first = None
+    for repeat in range(args.repeats):
+        for arm in ARMS:
+            result, (seconds, here, workers) = timed(case, arm, batch, executor)
+            first = result if first is None else first
+            same = None if arm == "two threads" else torch.equal(result.inputs, first.inputs)
+            used = workers if arm == "two processes" else []
+            stages = {k: round(v, 3) for k, v in result.stats.items() if k in STAGES}
+            run = Run(
+                case,
+                arm,
+                repeat,
+                round(seconds, 3),
+                stages,
+                round(here, 3),
+                [round(w, 2) for w in used],
+                round(os.getloadavg()[0], 2),
+                result.outcome.name,
+                same,
+            )
+            print(json.dumps({**asdict(run), "longest": round(run.longest, 2)}), flush=True)
+            runs.append(run)
+    return runs
+
+
+def table(case: str, runs: list[Run]) -> None:
+    """Medians per stage, and how many times faster than one process, taken repeat by repeat."""
+    print(f"\n{case}")
+    by_arm = {arm: [r for r in runs if r.arm == arm] for arm in ARMS}
+    for arm, own in by_arm.items():
+        stages = {s: statistics.median(r.stages.get(s, 0.0) for r in own) for s in STAGES}
+        spent = ", ".join(f"{s} {t:.1f}" for s, t in stages.items() if t >= 0.05)
+        pairs = list(zip(by_arm[ARMS[0]], own, strict=True))
+        faster = statistics.median(a.seconds / b.seconds for a, b in pairs)
+        shorter = statistics.median(a.longest / b.longest for a, b in pairs)
+        path = "" if arm == "two threads" else f", {shorter:.2f}x by processor time"
+        middle = statistics.median(r.seconds for r in own)
+        print(f"  {arm}: {middle:.1f} s, {faster:.2f}x{path} ({spent})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=os.environ.get("SPEAR_DATA"), required=False)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=sorted(CASES), action="append")
+    parser.add_argument("--rows", type=Path, help="append a line of JSON per inversion here")
+    args = parser.parse_args()
+    if args.data is None:
+        parser.error("expected --data, the folder with CIFAR-10 and TinyImageNet, or SPEAR_DATA")
+    with spear.workers(2) as executor:
+        began = time.monotonic()
+        for future in [executor.submit(one_thread) for _ in range(2)]:
+            future.result()
+        time.sleep(1)  # the second may still be importing
+        print(f"workers up after {time.monotonic() - began - 1:.1f} s")
+        for case in args.only or CASES:
+            runs = measure(case, args, executor)
+            table(case, runs)
+            if args.rows:
+                with args.rows.open("a", encoding="utf-8") as file:
+                    for run in runs:
+                        row = {**asdict(run), "longest": round(run.longest, 2)}
+                        file.write(json.dumps({**row, "torch": torch.__version__}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
