@@ -54,8 +54,8 @@ def draw(rows):
             continue
         row, percentile = own[trial.key], trial.settings["percentile"]
         caption = (
-            f"The batch at the {percentile}th percentile of {len(batches)} TinyImageNet batches (Table 3), "
-            f"by mean PSNR ({_decibels(row)}; seed {row.seed}): recovered above, originals below."
+            f"The batch at the {percentile}th percentile of {len(batches)} TinyImageNet batches (Table "
+            f"3), by mean PSNR ({_decibels(row)}; seed {row.seed}): recovered above, originals below."
         )
         if not row.metrics["same_as_main"]:
             caption += f" Table 3's run of it, elsewhere, had {trial.settings['main_psnr']} dB."

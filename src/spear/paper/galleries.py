@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL import ImageFont
 
 # Pixels of a picture that is printed 7 inches wide at about 200 dots an inch.
-_TEXT, _SMALL, _GAP, _BAND, _MARGIN, _FRAME, _LINE = 22, 17, 7, 26, 10, 4, 1.25
+_TEXT, _SMALL, _GAP, _BAND, _MARGIN, _FRAME, _LINE = 22, 17, 8, 26, 10, 3, 1.25
 _INK, _PALE, _PAPER = "#202124", "#c4c7cc", "#ffffff"
 CERTIFIED, UNCERTIFIED = GREEN, RED
 
@@ -33,11 +33,18 @@ class Tile:
         image: (C, H, W) in [0, 1], clipped for showing; None leaves the frame empty.
         frame: colour of a frame around it.
         caption: a few characters below it.
+        psnr: in dB, where it was measured.
     """
 
     image: Tensor | None
     frame: str | None = None
     caption: str = ""
+    psnr: float | None = None
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """Sorts certified before uncertified before missing ones, and those by falling PSNR."""
+        return self.image is None, self.frame != CERTIFIED, -(self.psnr or 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +75,14 @@ def judged(images: Tensor, score: ImageScore, certified: Tensor) -> list[Tile]:
     Each carries its PSNR. What is missing is an empty frame: nothing is shown in its place.
     """
     tiles = [Tile(None, None, "missing")] * (len(score.pairs) + score.pairs.missing)
-    pairs = zip(score.pairs.found.tolist(), score.pairs.truth.tolist(), score.psnr, strict=True)
+    pairs = zip(
+        score.pairs.found.tolist(), score.pairs.truth.tolist(), score.psnr.tolist(), strict=True
+    )
     for found, truth, psnr in pairs:
         frame = CERTIFIED if bool(certified[found]) else UNCERTIFIED
-        tiles[truth] = Tile(images[found], frame, f"{float(psnr):.0f} dB")
+        tiles[truth] = Tile(
+            images[found], frame, f"{psnr:.0f} dB".replace("-", "\N{MINUS SIGN}"), psnr
+        )
     return tiles
 
 
@@ -88,18 +99,22 @@ def recovered_above_originals(batch: Batch, result: Inversion, score: ImageScore
     return gallery([Strip(f"SPEAR\n{mean}", tiles), Strip("Ground truth", originals)])
 
 
-def gallery(strips: Sequence[Strip], *, columns: int = 10, side: int = 128) -> bytes:
+def gallery(
+    strips: Sequence[Strip], *, columns: int = 10, side: int = 128, shades: int = 64
+) -> bytes:
     """A PNG of strips under one another; long ones continue in a further band below.
 
     Args:
         columns: images beside each other.
         side: pixels of a tile; images are enlarged by whole numbers, so each pixel stays a square.
+        shades: of each colour that are shown, a power of two; the eye misses nothing at 64, and a file
+            is a third smaller than with 256.
     """
     lengths = {len(strip.tiles) for strip in strips}
     if len(lengths) != 1 or 0 in lengths:
         raise InvalidOption(f"expected strips of equally many tiles, got {sorted(lengths)}")
     (count,) = lengths
-    sheet = _Sheet(strips, min(columns, count), side)
+    sheet = _Sheet(strips, min(columns, count), side, shades)
     for band in range(-(-count // columns)):
         for strip in strips:
             sheet.strip(strip, band * columns)
@@ -110,10 +125,11 @@ def gallery(strips: Sequence[Strip], *, columns: int = 10, side: int = 128) -> b
 class _Sheet:
     """A page that is filled from the top."""
 
-    def __init__(self, strips: Sequence[Strip], columns: int, side: int) -> None:
+    def __init__(self, strips: Sequence[Strip], columns: int, side: int, shades: int) -> None:
         from PIL import Image, ImageDraw
 
         self.columns, self.side, self.top = columns, side, _MARGIN
+        self.shade = 256 // shades
         lines = [line for strip in strips for line in strip.label.split("\n")]
         bold, text = _font(_TEXT, "-Bold"), _font(_TEXT)
         widest = max(max(bold.getlength(line), text.getlength(line)) for line in lines)
@@ -137,7 +153,7 @@ class _Sheet:
 
     def _height(self, strip: Strip) -> int:
         captions = any(tile.caption for tile in strip.tiles)
-        return self.side + _GAP + (int(_SMALL * _LINE) if captions else 0)
+        return self.side + _GAP + (int(_SMALL * _LINE) + _FRAME if captions else 0)
 
     def _label(self, label: str) -> None:
         lines = label.split("\n")
@@ -155,15 +171,17 @@ class _Sheet:
         else:
             self._paste(tile.image, x)
         if tile.frame is not None:
-            self.draw.rectangle(box, outline=tile.frame, width=_FRAME)
+            around = (box[0] - _FRAME, box[1] - _FRAME, box[2] + _FRAME, box[3] + _FRAME)
+            self.draw.rectangle(around, outline=tile.frame, width=_FRAME)
         if tile.caption:
             colour = GREY if tile.frame is None else tile.frame
-            place = (x + self.side / 2, self.top + self.side + 2)
+            place = (x + self.side / 2, self.top + self.side + _FRAME + 1)
             self.draw.text(place, tile.caption, fill=colour, font=_font(_SMALL), anchor="ma")
 
     def _paste(self, image: Tensor, x: int) -> None:
         whole = max(1, self.side // max(image.shape[-2:]))
-        shown = picture(image, whole)
+        rounded = (image * (255 / self.shade)).round() * (self.shade / 255)  # to be clipped
+        shown = picture(rounded, whole)
         offset = ((self.side - shown.width) // 2, (self.side - shown.height) // 2)
         self.page.paste(shown, (x + offset[0], self.top + offset[1]))
 
