@@ -146,7 +146,7 @@ def draw(rows):
     caption = (
         f"SPEAR on a real batch of {b} TinyImageNet images, a layer of {m} neurons. The gradient (i) "
         f"is the product of thin factors (ii). {metrics['submatrices']:,} samples of {b - 1} rows give "
-        f"a proposal each; right ones (green) make L q sparse (iii). {metrics['sparse']:,} of them have "
+        f"a proposal each; right ones (green) make L q sparse (iii). {metrics['sparse']:,} have "
         f"the {math.ceil(metrics['tau'] * m)} zeros that the threshold asks for. These are "
         f"{metrics['candidates']} candidates (iv): {metrics['mixes'].count(1)} samples, "
         f"{metrics['mixes'].count(2)} mixes of two, {sum(k > 2 for k in metrics['mixes'])} of more "
