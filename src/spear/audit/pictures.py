@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from spear.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 _GAP, _MARGIN, _TEXT = 6, 14, 22
 _INK, _PAPER = (32, 33, 36), (255, 255, 255)
@@ -16,7 +20,7 @@ _INK, _PAPER = (32, 33, 36), (255, 255, 255)
 
 def png(image: Tensor, scale: int = 1) -> bytes:
     """One image (C, H, W) in [0, 1], clipped for showing, as PNG."""
-    return _encode(_pil(image, scale))
+    return encode(picture(image, scale))
 
 
 def data_uri(image: Tensor) -> str:
@@ -46,12 +50,13 @@ def side_by_side(originals: Tensor, recovered: Tensor, caption: str, columns: in
             for column in range(columns):
                 i = part * columns + column
                 if i < len(images):
-                    picture = _pil(images[i]).resize((tile, tile), Image.Resampling.NEAREST)
-                    sheet.paste(picture, (_MARGIN + column * (tile + _GAP), y + _TEXT))
-    return _encode(sheet)
+                    tile_image = picture(images[i]).resize((tile, tile), Image.Resampling.NEAREST)
+                    sheet.paste(tile_image, (_MARGIN + column * (tile + _GAP), y + _TEXT))
+    return encode(sheet)
 
 
-def _pil(image: Tensor, scale: int = 1):  # type: ignore[no-untyped-def]
+def picture(image: Tensor, scale: int = 1) -> Picture:
+    """One image (C, H, W) in [0, 1] for Pillow, clipped, each pixel a square of `scale` pixels."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -59,14 +64,15 @@ def _pil(image: Tensor, scale: int = 1):  # type: ignore[no-untyped-def]
     pixels = (image.detach().double().nan_to_num(0.5).clamp(0, 1) * 255).round().to(torch.uint8)
     if pixels.shape[0] == 1:
         pixels = pixels.expand(3, -1, -1)
-    picture = Image.fromarray(pixels.permute(1, 2, 0).cpu().contiguous().numpy())
+    shown = Image.fromarray(pixels.permute(1, 2, 0).cpu().contiguous().numpy())
     if scale == 1:
-        return picture
-    size = (picture.width * scale, picture.height * scale)
-    return picture.resize(size, Image.Resampling.NEAREST)
+        return shown
+    size = (shown.width * scale, shown.height * scale)
+    return shown.resize(size, Image.Resampling.NEAREST)
 
 
-def _encode(picture) -> bytes:  # type: ignore[no-untyped-def]
+def encode(shown: Picture) -> bytes:
+    """A PNG, as small as zlib makes it."""
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", optimize=True)
+    shown.save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()

@@ -1,0 +1,80 @@
+"""Figures 10 to 12: TinyImageNet batches at the 10th, 50th and 90th percentile of PSNR."""
+
+import math
+
+from spear.paper import Drawing, Experiment
+from spear.paper.batches import Batch, attack, judge
+from spear.paper.drawing import Picture
+from spear.paper.figures import NOT_RUN
+from spear.paper.galleries import recovered_above_originals
+from spear.trials import Measured, Trial
+
+PERCENTILES = (10, 50, 90)
+
+
+def ranked(rows):
+    """The TinyImageNet batches of Table 3 from the worst to the best; ties by seed."""
+    wanted = ("tiny_imagenet", "cascade")
+    tiny = [row for row in rows if (row.settings["data"], row.settings["finder"]) == wanted]
+    return sorted(tiny, key=lambda row: (_psnr(row), row.seed))
+
+
+def picked(batches):
+    """Trials that repeat the batches at the percentiles (nearest rank)."""
+    for percentile in PERCENTILES if batches else ():
+        row = batches[math.ceil(percentile / 100 * len(batches)) - 1]
+        repeated = {"percentile": percentile, "main_psnr": row.metrics.get("psnr")}
+        yield Trial("percentiles", {**row.settings, **repeated}, row.seed)
+
+
+def _psnr(row):
+    """A batch without a recovered image is worse than any with one."""
+    value = row.metrics.get("psnr")
+    return -math.inf if value is None else value
+
+
+def measure(case):
+    batch = Batch.draw(case, case["data"], case["b"], width=case["m"])
+    attacked = attack(case, batch.view(), batch.model, case["finder"])
+    score, metrics = judge(case, batch, attacked)
+    return Measured(
+        attacked.result.outcome.name,
+        {**metrics, "same_as_main": metrics["psnr"] == case["main_psnr"]},
+        attacked.seconds,
+        attacked.stages,
+        {"batch": recovered_above_originals(batch, attacked.result, score)},
+    )
+
+
+def draw(rows):
+    own = {row.key: row for row in rows["percentiles"] if "batch" in row.pictures}
+    batches, pictures = ranked(rows["main"]), []
+    for trial in picked(batches):
+        if trial.key not in own:
+            continue
+        row, percentile = own[trial.key], trial.settings["percentile"]
+        caption = (
+            f"The batch at the {percentile}th percentile of {len(batches)} TinyImageNet batches (Table "
+            f"3), by mean PSNR ({_decibels(row)}; seed {row.seed}): recovered above, originals below."
+        )
+        if not row.metrics["same_as_main"]:
+            caption += f" Table 3's run of it, elsewhere, had {trial.settings['main_psnr']} dB."
+        pictures.append(Picture(f"{percentile}th", row.pictures["batch"], caption))
+    return Drawing(pictures=pictures, notes=[] if pictures else [NOT_RUN])
+
+
+def _decibels(row):
+    psnr = row.metrics["psnr"]
+    return "nothing recovered" if psnr is None else f"{psnr:.1f} dB"
+
+
+EXPERIMENT = Experiment(
+    place="Figures 10–12",
+    title="Batches at the 10th, 50th and 90th percentile of PSNR",
+    batches=1,
+    plan=lambda plan: picked(ranked(plan.rows["main"])),
+    measure=measure,
+    draw=draw,
+    needs=("TinyImageNet",),
+    after=("main",),
+)
