@@ -50,6 +50,10 @@ class SamplingFinder:
         rows: rows of a submatrix. Without it: b-1, and b+1 for a noisy update as in the paper.
         adaptive: let every second step draw rows by the zeros found so far; False draws uniformly
             throughout, as the paper does.
+        independent: take one submatrix of every b rows drawn instead of all b that leave one out. These
+            overlap, so that 2b / (b+1) times as many are needed (`theory.expected_samples_narrow`),
+            but they come b for the price of two or three. True counts as the paper's lemma does.
+        at_once: blocks of b rows drawn between two looks at the pool. Counts are as fine as that.
         prior: approximate inputs (k, n), say from an optimisation attack. Each gives the 3b rows in
             which its preactivation is most negative, and submatrices are drawn within these.
     """
@@ -60,6 +64,8 @@ class SamplingFinder:
     stop_match: float | None = None
     rows: int | None = None
     adaptive: bool = True
+    independent: bool = False
+    at_once: int = _INVERSES
     prior: Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -71,8 +77,10 @@ class SamplingFinder:
                 raise InvalidOption(f"expected 0 < {name} < 1, got {p}")
         if self.stop_match is not None and not 0 < self.stop_match <= 1:
             raise InvalidOption(f"expected 0 < stop_match <= 1, got {self.stop_match}")
-        if self.rows is not None and self.rows < 1:
-            raise InvalidOption(f"expected rows >= 1, got {self.rows}")
+        for name in ("rows", "at_once"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise InvalidOption(f"expected {name} >= 1, got {count}")
 
     def satisfied(self, factors: Factors, match: float) -> bool:
         goal = self.stop_match or (0.99 if factors.noisy else 1.0)
@@ -111,10 +119,10 @@ class SamplingFinder:
             most = min(most, max(1, _GROUP_DRAWS // pool.side.white.shape[1]))
             if pool.side.name == "outputs" and step % 4:
                 turn = step - step // 4  # counts the steps that take this branch
-                return Draw(most, among=groups[turn % len(groups)])
+                return Draw(most, self.independent, among=groups[turn % len(groups)])
         if self.adaptive and step % 2 == 0:
-            return Draw(most, weights=pool.zero_counts)
-        return Draw(most)
+            return Draw(most, self.independent, weights=pool.zero_counts)
+        return Draw(most, self.independent)
 
     def _groups(self, factors: Factors) -> Tensor:
         """For each approximate sample of the prior, the 3b live rows most likely to be its zeros."""
@@ -176,8 +184,9 @@ class _Plan:
             for i, pool in enumerate(self.pools):
                 if planned >= self.budget or self.watch.expired:
                     return
-                left = (self.budget - planned) / pool.side.white.shape[1]
-                draw = self.finder.draw(pool, self.groups, step, math.ceil(min(left, _INVERSES)))
+                each = 1 if self.finder.independent else pool.side.white.shape[1]
+                most = math.ceil(min((self.budget - planned) / each, self.finder.at_once))
+                draw = self.finder.draw(pool, self.groups, step, most)
                 planned += draw.submatrices(pool.side, self.rows)
                 yield i, draw
 
@@ -210,6 +219,7 @@ class Draw:
     """How submatrices are drawn: how many b-row blocks, and from which rows."""
 
     blocks: int = _INVERSES
+    independent: bool = False  # one submatrix of each block, not all that leave a row out
     weights: Tensor | None = None  # (rows,) heavy rows are drawn first
     among: Tensor | None = None  # (k,) indices of the only rows to draw from
 
@@ -229,9 +239,10 @@ class Draw:
         available = len(side.white) if self.among is None else len(self.among)
         if b == 1 or available < max(rows, b):
             return 1
-        size = max(rows, b)  # b submatrices of b - 1 rows come from one draw of b
-        per_order = self.per_order(available, size)
-        return -(-self.blocks // per_order) * per_order * (b if rows < b else 1)
+        if rows < b:
+            return self.blocks * (1 if self.independent else b)
+        per_order = self.per_order(available, rows)
+        return -(-self.blocks // per_order) * per_order
 
     def per_order(self, rows: int, size: int) -> int:
         """Draws taken from one order; with weights only from its first half."""
@@ -256,7 +267,7 @@ def kernels(side: Side, rows: int, generator: torch.Generator, draw: Draw) -> tu
 
 
 def kernels_by_inverse(white: Tensor, generator: torch.Generator, draw: Draw) -> tuple[Tensor, int]:
-    """Kernels of (b-1)-row submatrices that look sparse: b of them from each inverse.
+    """Kernels of (b-1)-row submatrices that look sparse: b of them from each inverse, or one.
 
     A random order of the rows is cut into blocks of b; the rows behind a block are its probes.
     """
@@ -267,16 +278,26 @@ def kernels_by_inverse(white: Tensor, generator: torch.Generator, draw: Draw) ->
     probes = min(_PROBES, r - b)
     drawn = order[:, block + torch.arange(b, device=white.device)].flatten(0, 1)  # (N, b)
     others = order[:, (block + b + torch.arange(probes, device=white.device)) % r].flatten(0, 1)
-    inverse = torch.linalg.inv_ex(rows[drawn]).inverse  # column j: kernel of all rows but the j-th
-    values = (rows[others] @ inverse).abs()  # (N, probes, b)
+    drawn, others = drawn[: draw.blocks], others[: draw.blocks]
+    inverse = _leaving_one_out(rows[drawn], draw.independent)  # (N, b, k), k = b or 1
+    values = (rows[others] @ inverse).abs()  # (N, probes, k)
     # What a value of a kernel is typically: its length times that of a row, spread over b entries.
     typical = inverse.norm(dim=-2, keepdim=True) * (rows.norm() / (r * b) ** 0.5)
     needed = min(_PROBE_ZEROS, probes)
-    sparse = (values <= _PROBE_LOOSE * typical).sum(-2) >= needed  # (N, b)
+    sparse = (values <= _PROBE_LOOSE * typical).sum(-2) >= needed  # (N, k)
     kept, left_out = sparse.nonzero(as_tuple=True)
-    inverse = torch.linalg.inv_ex(white[drawn[kept]]).inverse  # (k, b, b)
-    candidates = inverse[torch.arange(len(kept), device=white.device), :, left_out]  # (k, b)
-    return candidates[candidates.isfinite().all(1)], drawn.numel()
+    inverse = _leaving_one_out(white[drawn[kept]], draw.independent)
+    candidates = inverse[torch.arange(len(kept), device=white.device), :, left_out]
+    return candidates[candidates.isfinite().all(1)], sparse.numel()
+
+
+def _leaving_one_out(blocks: Tensor, last_only: bool) -> Tensor:
+    """Of blocks (N, b, b) the kernels of all rows but the j-th, for every j or the last one."""
+    if not last_only:
+        return torch.linalg.inv_ex(blocks).inverse
+    last = torch.zeros_like(blocks[..., :1])
+    last[:, -1] = 1
+    return torch.linalg.solve_ex(blocks, last).result
 
 
 def kernels_by_gram(

@@ -42,15 +42,25 @@ class Selection:
         return len(self.Q)
 
 
-def select(factors: Factors, pool: Directions, watch: Watch) -> Selection | None:
-    """GreedyFilter: the sparsest independent directions, then the swaps that raise lambda most."""
+def select(
+    factors: Factors, pool: Directions, watch: Watch, *, second_stage: bool = True
+) -> Selection | None:
+    """GreedyFilter: the sparsest independent directions, then the swaps that raise lambda most.
+
+    Args:
+        factors: of the update.
+        pool: the candidates.
+        watch: its deadline ends the swaps.
+        second_stage: False leaves the swaps out, to see what they are worth.
+    """
     if pool.side.name == "inputs":
         return _select_inputs(factors, pool)
     chosen = sparsest_independent(_white(pool), pool.sparsity + pool.firmness)
     if len(chosen) < factors.b:
         return None
     problem = _Matching(factors, pool)
-    chosen = problem.improve(chosen, watch)
+    if second_stage:
+        chosen = problem.improve(chosen, watch)
     return problem.selection(chosen)
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 from spear.errors import InvalidOption
 
@@ -30,8 +30,11 @@ def _check_probability(name: str, p: float) -> None:
         raise InvalidOption(f"expected 0 < {name} < 1, got {p}")
 
 
-def success_probability(b: int) -> float:
+def success_probability(b: int, singular: float = SINGULAR_BASE) -> float:
     """Lower bound on q: a random (b-1)-row submatrix has one zero column and full rank.
+
+    A square matrix of n rows is taken to be singular with `singular` to the power of n: at most
+    0.939 is proved, 0.5 is what it tends to (Tikhomirov 2020), and what counts fall on.
 
     >>> f"{success_probability(16):.2e}"
     '2.98e-04'
@@ -39,7 +42,7 @@ def success_probability(b: int) -> float:
     _check(b)
     if b == 1:
         return 1.0  # the empty submatrix: its kernel is the whole line
-    return b * math.exp2(1 - b) * (1 - math.pow(SINGULAR_BASE, b - 1))
+    return b * math.exp2(1 - b) * (1 - math.pow(singular, b - 1))
 
 
 def harmonic(b: int) -> float:
@@ -47,17 +50,24 @@ def harmonic(b: int) -> float:
     return float(special.digamma(b + 1) + np.euler_gamma)
 
 
-def expected_samples(b: int) -> float:
+def expected_samples(b: int, singular: float = SINGULAR_BASE) -> float:
     """Expected number of submatrices until all b directions are found, for m >> b.
 
     >>> f"{expected_samples(16):.1e}"
     '1.8e+05'
     """
-    q = success_probability(b)
+    q = success_probability(b, singular)
     return b * harmonic(b) / q if q > 0 else math.inf  # 2^-b underflows beyond b = 1000
 
 
-def expected_samples_narrow(b: int, m: int, zeros: Sequence[int] | None = None) -> float:
+def expected_samples_narrow(
+    b: int,
+    m: int,
+    zeros: Sequence[int] | None = None,
+    *,
+    singular: float = SINGULAR_BASE,
+    overlapping: bool = False,
+) -> float:
     """The same for a narrow layer: from the number of zeros in each column of dL/dZ.
 
     The lemma takes the b-1 sampled entries of a column to be zero independently, and all columns to
@@ -65,23 +75,71 @@ def expected_samples_narrow(b: int, m: int, zeros: Sequence[int] | None = None) 
     hypergeometric, and the column with the fewest zeros keeps everybody waiting: the coupon
     collector with unequal coupons. Without `zeros`, b typical counts of a binomial are taken.
 
+    With `overlapping`, submatrices come b at a time, each leaving out one of b rows drawn. Such a draw
+    shows a column if at least b-1 of its b entries are zero, but counts as b submatrices.
+
     >>> f"{expected_samples_narrow(20, 200):.0e}"
     '5e+07'
+    >>> ratio = expected_samples_narrow(20, 10**6, overlapping=True) / expected_samples_narrow(20, 10**6)
+    >>> abs(ratio - 2 * 20 / 21) < 0.01
+    True
     """
-    _check(b, m)
     if b == 1:
         return 1.0
+    rates = _finding_rates(b, m, zeros, singular, overlapping)
+    if not rates.min() > 0:
+        return math.inf
+    t = np.geomspace(1e-4 / rates.max(), 50 / rates.min(), 4000)
+    missing = 1 - _all_found(rates, t)
+    return float(t[0] + np.trapezoid(missing, t))  # E[T] = integral of P(T > t)
+
+
+def samples_quantile(
+    b: int,
+    m: int,
+    zeros: Sequence[int] | None = None,
+    *,
+    p: float = 0.5,
+    singular: float = SINGULAR_BASE,
+    overlapping: bool = False,
+) -> float:
+    """After how many submatrices all directions are found with probability p, as the last one waits.
+
+    The median lies below the expectation: now and then the last direction keeps one waiting long.
+
+    >>> round(samples_quantile(20, 200) / expected_samples_narrow(20, 200), 2)
+    0.75
+    """
+    _check_probability("p", p)
+    if b == 1:
+        return 1.0
+    rates = _finding_rates(b, m, zeros, singular, overlapping)
+    if not rates.min() > 0:
+        return math.inf
+    most = -math.log1p(-(p ** (1 / b))) / rates.min()  # as if all were as rare as the rarest
+    return float(optimize.brentq(lambda t: _all_found(rates, np.array([t]))[0] - p, 0, 2 * most))
+
+
+def _finding_rates(
+    b: int, m: int, zeros: Sequence[int] | None, singular: float, overlapping: bool
+) -> np.ndarray:
+    """How often a submatrix shows each column (b,), of so many zeros each among m rows."""
+    _check(b, m)
     if zeros is None:
         zeros = [int(z) for z in stats.binom.ppf((np.arange(b) + 0.5) / b, m, 0.5)]
     if len(zeros) != b:
         raise InvalidOption(f"expected one count of zeros per sample ({b}), got {len(zeros)}")
-    if min(zeros) < b - 1:
-        return math.inf
-    all_zero = np.exp(_log_binomial(np.asarray(zeros), b - 1) - _log_binomial(m, b - 1))
-    rate = all_zero * (1 - SINGULAR_BASE ** (b - 1))  # (b,) chance per submatrix, per column
-    t = np.geomspace(1e-4 / rate.max(), 50 / rate.min(), 4000)
-    missing = 1 - np.prod(-np.expm1(-rate[:, None] * t), axis=0)  # P(some column not found by t)
-    return float(t[0] + np.trapezoid(missing, t))  # E[T] = integral of P(T > t)
+    z = np.asarray(zeros)
+    drawn = b if overlapping else b - 1
+    shown = stats.hypergeom.sf(b - 2, m, z, drawn) / (b if overlapping else 1)
+    rates: np.ndarray = shown * (1 - math.pow(singular, b - 1))
+    return rates
+
+
+def _all_found(rates: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """P(every column was shown by t), of Poisson clocks with these rates."""
+    found: np.ndarray = np.prod(-np.expm1(-rates[:, None] * t), axis=0)
+    return found
 
 
 def samples_with_high_probability(b: int, p: float, p_fr: float = 0.0) -> float:
@@ -163,6 +221,25 @@ def failure_approximation(b: int, m: int, p_fr: float = 1e-9) -> float:
     """The same, approximated with independent submatrices that are singular with 0.5^(b-1)."""
     found = _full_rank_submatrix_exists(b, m, 0.5)
     return min(1.0, 1 - found**b - math.expm1(b * math.log1p(-p_fr)))
+
+
+def failure_bound_by_columns(b: int, m: int, p_fr: float = 1e-9) -> float:
+    """A bound on the same that holds: the paper's takes submatrices to be singular independently.
+
+    They are not: they share rows. Where column i is zero, another column j may be zero throughout,
+    with probability (3/4)^m, and then every submatrix there is singular. In general (Hall's theorem) a
+    matrix with random values at its non-zeros lacks rank b-1 there if and only if some s of the other
+    columns have non-zeros in fewer than s of these rows. The sum is over columns i, s, and such sets.
+
+    >>> failure_bound_by_columns(4, 32) > failure_bound(4, 32)
+    True
+    """
+    _check(b, m)
+    missed = sum(
+        b * math.comb(b - 1, s) * float(stats.binom.cdf(s - 1, m, (1 - math.exp2(-s)) / 2))
+        for s in range(1, b)
+    )
+    return min(1.0, missed - math.expm1(b * math.log1p(-p_fr)))
 
 
 def _full_rank_submatrix_exists(b: int, m: int, base: float) -> float:

@@ -132,12 +132,12 @@ def attack(
         finder=finder,
         generator=torch.Generator().manual_seed(case.seed),
         max_seconds=case["max_seconds"],
-        on_progress=lambda step: case.report(*_words(step)),
+        on_progress=lambda step: case.report(*progress_words(step)),
     )
     return Attacked(result, time.monotonic() - began)
 
 
-def _words(step: Progress) -> tuple[str, float | None]:
+def progress_words(step: Progress) -> tuple[str, float | None]:
     if step.expected and step.done:
         return f"{step.stage}: {step.done:,} submatrices", step.done / (step.done + step.expected)
     if step.batch_size and step.found:

@@ -57,3 +57,10 @@ def save(drawn: Figure, path: Path) -> list[Path]:
     drawn.savefig(files[0], dpi=200, metadata={"Software": None})
     drawn.savefig(files[1], metadata={"Date": None, "Creator": None})
     return files
+
+
+def shades(count: int) -> list[Any]:
+    """Colours from dark to light for curves that are in order, all legible on white."""
+    import matplotlib as mpl
+
+    return [mpl.colormaps["viridis"](0.88 * i / max(1, count - 1)) for i in range(count)]

@@ -1,0 +1,133 @@
+"""Figure 4: how many submatrices a batch of b takes, counted, against what the theory expects."""
+
+import math
+import statistics
+
+from spear import theory
+from spear.paper import Drawing, Experiment, Plot, Table, plots
+from spear.paper.batches import Batch
+from spear.paper.curves import band, counts, per_point, unfinished, values_of, where
+from spear.paper.figures import NONE, decimal
+from spear.paper.searching import TRUE_SINGULAR, counted
+
+SIZES = tuple(range(2, 21, 2))
+WIDTHS = {2000: plots.GREEN, 200: plots.BLUE}
+BUDGET = 2 * 10**9  # the paper's N
+FINDERS = ("independent", "overlapping", "cascade")
+
+
+def cell(m, b, finder):
+    settings = {"data": "cifar10", "m": m, "b": b, "finder": finder, "max_seconds": 1800}
+    return settings if finder == "cascade" else {**settings, "max_samples": BUDGET}
+
+
+def measure(case):
+    return counted(case, Batch.draw(case, case["data"], case["b"], width=case["m"]))
+
+
+def hypergeometric(rows):
+    """What zeros of real columns let one expect, with the lemma's chance of a singular submatrix."""
+    found = [row.metrics.get("expected_hypergeometric") for row in rows]
+    found = [value for value in found if value is not None]
+    return statistics.median(found) if found else math.nan
+
+
+def submatrices(axes, rows):
+    lemma = [theory.expected_samples(b) for b in SIZES]
+    sharp = [theory.expected_samples(b, TRUE_SINGULAR) for b in SIZES]
+    axes.plot(SIZES, lemma, "--", color="black", label="lemma")
+    axes.plot(SIZES, sharp, ":", color="black", label=r"lemma, singular with $2^{1-b}$")
+    for m, colour in WIDTHS.items():
+        groups = [where(rows, m=m, b=b, finder="independent") for b in SIZES]
+        band(axes, SIZES, [counts(g) for g in groups], color=colour, label=f"counted, $m = {m}$")
+        expected = [hypergeometric(group) for group in groups]
+        label = f"from the actual zeros, $m = {m}$"
+        axes.plot(SIZES, expected, "-.", color=colour, label=label)
+    axes.set(yscale="log", xlabel="batch size $b$", ylabel="submatrices", xticks=SIZES[1::2])
+
+
+def seconds(axes, rows):
+    looks = {"independent": ("-", "^"), "overlapping": ("-", "o"), "cascade": ("--", "s")}
+    for m, colour in WIDTHS.items():
+        for finder, (style, marker) in looks.items():
+            sizes = values_of(where(rows, m=m, finder=finder), "b")
+            groups = [where(rows, m=m, b=b, finder=finder) for b in sizes]
+            times = [statistics.median(r.seconds for r in g if r.seconds is not None) for g in groups]
+            look = {"linestyle": style, "marker": marker, "color": colour, "markersize": 3}
+            axes.plot(sizes, times, **look, label=f"{finder}, $m = {m}$")
+    axes.set(yscale="log", xlabel="batch size $b$", ylabel="seconds, one thread", xticks=SIZES[1::2])
+
+
+def figure(rows):
+    drawn = plots.figure(7.0, 3.7)
+    left, right = drawn.subplots(1, 2)
+    submatrices(left, rows)
+    seconds(right, rows)
+    for axes in (left, right):
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=6.5)
+    return drawn
+
+
+def ratio(rows):
+    """Counts over the expectation of the very batch, as a mean with its standard error."""
+    pairs = zip(counts(rows), (row.metrics.get("expected") for row in rows), strict=True)
+    found = [count / expected for count, expected in pairs if expected and math.isfinite(count)]
+    if len(found) < 2:
+        return NONE
+    error = statistics.stdev(found) / math.sqrt(len(found))
+    return f"{statistics.fmean(found):.2f} ± {error:.2f} ({len(found)} of {len(rows)})"
+
+
+def table(rows):
+    lines = []
+    for m in WIDTHS:
+        for b in values_of(where(rows, m=m), "b"):
+            groups = {finder: where(rows, m=m, b=b, finder=finder) for finder in FINDERS}
+            medians = [
+                decimal(statistics.median(counts(groups[finder]))) if groups[finder] else NONE
+                for finder in FINDERS[:2]
+            ]
+            lines.append(
+                [str(m), str(b), decimal(theory.expected_samples(b)), medians[0]]
+                + [ratio(groups["independent"]), medians[1], ratio(groups["overlapping"])]
+            )
+    columns = "m, b, Lemma, Counted (median), Counted / expected, Overlapping (median), Overlapping / expected"
+    caption = (
+        "Expected: hypergeometric, from the zeros of the very batch, with submatrices singular with 2^(1-b); "
+        "means ± standard errors over the batches that were found."
+    )
+    return Table(columns.split(", "), lines, caption)
+
+
+def draw(rows):
+    own = [row for row in rows["batch_size"] if row.metrics]
+    sampled = [row for row in own if row.settings["finder"] != "cascade"]
+    caption = (
+        "Left: submatrices until all b directions are found, CIFAR-10, six layers: median and 10th to 90th "
+        f"percentile (shaded), {per_point(own)}; the lemma's expectation (dashed), the same with the true "
+        "chance of a singular submatrix (dotted), and the hypergeometric expectation from the batches' own "
+        "zeros (dash-dotted, median over batches, with the lemma's 0.939). Submatrices are drawn "
+        "independently, as the lemma has it, and counted to 1 %: there is no plateau. Right: median seconds "
+        f"of the search.{unfinished(sampled)}"
+    )
+    notes = (
+        "The lemma bounds the chance of a singular submatrix by 0.939^(b-1), far above the truth, so counts "
+        "of small batches lie below its curve: by a factor of 0.70 at b = 20, of 0.06 at b = 2. And a median "
+        "lies below a mean: about 0.9 of it for equal columns. By default our finder takes all b "
+        "submatrices of b drawn rows that leave one out. They overlap, so 2b / (b + 1) times as many are "
+        "needed, at a seventh of the time at b = 20; the table has both counts."
+    )
+    drawing = [Plot("submatrices", lambda: figure(own), caption)]
+    return Drawing([table(own)] if own else [], drawing, notes=[notes])
+
+
+EXPERIMENT = Experiment(
+    place="Figure 4",
+    title="Effect of the batch size on the number of submatrices",
+    batches=20,
+    cells=[cell(m, b, finder) for m in WIDTHS for b in SIZES for finder in FINDERS]
+    + [cell(200, 24, "cascade")],
+    measure=measure,
+    draw=draw,
+    needs=("CIFAR-10",),
+)
