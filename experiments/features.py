@@ -25,7 +25,7 @@ NAMES = {
     "spear": "SPEAR + FI + Geiping et al.",
 }
 BUDGETS = {
-    "spear": {"max_seconds": 120},
+    "spear": {"max_seconds": 300},
     "cocktail": {"iterations": 1000, "independence": 0.3},
     "geiping": {},
 }
