@@ -14,8 +14,8 @@ PAPER = {
 }
 NOTE = (
     "The paper calls its ± a 95 % confidence interval; by its size it seems to be the spread of single "
-    "batches (1.96 standard deviations), not that of the mean. Ours are given both ways. The rows are those of "
-    "Table 3 with the finder `cascade`."
+    "batches (1.96 standard deviations), not that of the mean. Ours are given both ways. The "
+    "rows are those of Table 3 with the finder `cascade`."
 )
 
 
