@@ -13,9 +13,9 @@ PAPER = {
     "imagenet720": ("125.6 ± 8.1", "8.08 × 10⁻¹¹ ± 3.05 × 10⁻³", "99 %", "2.6 min"),
 }
 NOTE = (
-    "The paper calls its ± a 95 % confidence interval. Its size is that of a single batch's spread "
-    "(1.96 standard deviations), not of the mean's; ours are given both ways. The rows are those of "
-    "Table 3 with the finder `cascade`."
+    "The paper calls its ± a 95 % confidence interval; by its size it seems to be the spread of single "
+    "batches (1.96 standard deviations), not that of the mean. Ours are given both ways. The "
+    "rows are those of Table 3 with the finder `cascade`."
 )
 
 
