@@ -3,7 +3,7 @@
 from spear.paper import Drawing, Experiment
 from spear.paper.batches import Batch, attack, judge
 from spear.paper.drawing import Picture
-from spear.paper.figures import NOT_RUN
+from spear.paper.figures import NOT_RUN, which
 from spear.paper.galleries import Strip, gallery, judged, plain
 from spear.sampling import SamplingFinder
 from spear.trials import Measured, Status, Trial
@@ -85,7 +85,7 @@ def draw(rows):
     drawn = [own[trial.key] for trial in picked(rows["main"]) if trial.key in own]
     if not drawn:
         return Drawing(notes=[NOT_RUN])
-    tiny = [row for row in rows["main"] if row.settings["data"] == "tiny_imagenet"]
+    tiny = which(rows["main"], data="tiny_imagenet", finder="cascade")
     notes = [
         "A green frame is a sample that the attack certifies, a red one it returns without a proof; "
         "an empty frame is one that it does not return. In the paper one batch of 100 failed, with two "

@@ -1,16 +1,14 @@
 """Figure 9: all images of a batch of one class, by SPEAR, by Geiping et al., and as they are."""
 
-import time
-
 import torch
 
-from spear.baselines import GeipingAttack, pixel_bounds
 from spear.metrics import score_images
 from spear.paper import Drawing, Experiment
 from spear.paper.batches import Batch, attack, images, judge
 from spear.paper.drawing import Picture
 from spear.paper.figures import NOT_RUN
 from spear.paper.galleries import Strip, Tile, aligned, gallery, plain
+from spear.paper.rivals import guess
 from spear.trials import Measured, Trial
 
 # Of Geiping's options the best of those tried on seed 0 (16.1 dB): 2,000 iterations with a total
@@ -34,23 +32,6 @@ def one_class(case):
     return (source.labels == label).nonzero().flatten()
 
 
-def rival(case, batch, view):
-    """What Geiping et al. make of the same update, the labels given, and how long it takes."""
-    began = time.monotonic()
-    result = GeipingAttack(
-        iterations=case["iterations"], total_variation=case["total_variation"]
-    ).invert(
-        view,
-        model=batch.model,
-        labels=batch.labels,
-        shape=batch.images.shape,
-        bounds=pixel_bounds(batch.images.mean, batch.images.std),
-        generator=torch.Generator().manual_seed(case.seed),
-        on_progress=lambda step: case.report(f"Geiping et al.: {step.done:,} iterations", None),
-    )
-    return batch.pixels(result.inputs), time.monotonic() - began
-
-
 def spread(psnr):
     """Four images by the rival's PSNR (b,): its best, two from the middle, its worst."""
     order = torch.argsort(psnr, descending=True, stable=True)
@@ -59,10 +40,11 @@ def spread(psnr):
 
 def measure(case):
     batch = Batch.draw(case, case["data"], case["b"], width=case["m"], among=one_class(case))
-    view, truth = batch.view(), batch.pixels(batch.inputs)
-    attacked = attack(case, view, batch.model)
+    truth = batch.pixels(batch.inputs)
+    attacked = attack(case, batch.view(), batch.model)
     score, metrics = judge(case, batch, attacked)
-    guesses, seconds = rival(case, batch, view)
+    found = guess(case, batch, "geiping")
+    guesses = batch.pixels(found.result.inputs)
     guessed = score_images(guesses, truth)
     psnr = torch.empty_like(guessed.psnr)
     psnr[guessed.pairs.truth] = guessed.psnr  # in the order of the originals
@@ -86,7 +68,7 @@ def measure(case):
         | {"label": int(batch.labels[0]), "geiping_psnr": psnr.tolist(), "four": four}
         | {"geiping": float(psnr.mean())},
         attacked.seconds,
-        attacked.stages | {"geiping": seconds},
+        attacked.stages | {"geiping": found.seconds},
         {"full": gallery(strips, shades=32), "four": gallery(teaser, columns=4, side=192)},
     )
 
