@@ -94,7 +94,7 @@ def draw(rows):
 
 EXPERIMENT = Experiment(
     place="Figure 9",
-    title="All images of a batch, beside the best of the prior attacks",
+    title="All images of a batch of one class, beside Geiping et al.",
     batches=1,
     plan=lambda plan: [Trial("full_batch", SETTINGS, plan.seed)],
     measure=measure,

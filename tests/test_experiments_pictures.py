@@ -154,6 +154,18 @@ def test_where_none_failed_failures_are_staged_and_said_to_be():
     assert all(words[t.settings["kind"]].startswith("Staged") for t in staged)
 
 
+def test_a_batch_without_a_result_is_not_passed_over():
+    rows = [main_row(0, 150.0), timed_out(1)]
+    own = [
+        Row(t.key, "failed_batch", t.settings, 0, Status.DONE, "FAILED",
+            {"psnr": None, "recovered": 0, "certified": 0, "returned": 0}, 1.0, {}, 1.0,
+            pictures={"batch": "a.png"})
+        for t in plan("failed_batch", rows)
+    ]  # fmt: skip
+    notes = catalogue.load("failed_batch").draw({"main": rows, "failed_batch": own}).notes
+    assert "but 1 ended without a result" in notes[-1]
+
+
 def four_images(known):
     """Three of four images came back, in another order: right, a little off, very wrong."""
     truth = torch.rand(4, 3, 8, 8, dtype=torch.float64)
