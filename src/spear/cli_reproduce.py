@@ -57,7 +57,7 @@ def reproduce(
     only_draw: Annotated[
         bool, typer.Option("--only-draw", help="Draw the rows there are; run nothing.")
     ] = False,
-    page: Annotated[Path | None, typer.Option(help="Write one Markdown page of all here.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Draw everything on one Markdown page.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
 ) -> None:
     """Run the paper's tables and figures, and draw them with the paper's figures beside ours."""
@@ -76,14 +76,14 @@ def reproduce(
             words = f"stopped; what was done is in {results}: the same command goes on from there"
             console.print(escape(words), soft_wrap=True)
             raise typer.Exit(130) from None
+    if page is not None:
+        pages.page(wanted, results, page)
+        return
     drawn = results / "drawn"
     for name in wanted:
         text = pages.write(name, results, drawn)
         if not quiet:
             console.print(Markdown(text) if console.is_terminal else escape(text), soft_wrap=True)
-    if page is not None:
-        folder = page.parent / "images" / page.stem
-        pages.page(wanted, results, folder, page)
     if not quiet:
         console.print(escape(f"\nrows: {results}\ntables, plots and pictures: {drawn}"))
 

@@ -101,4 +101,6 @@ def per_point(rows: Rows, of: str = "batches") -> str:
 def unfinished(rows: Rows) -> str:
     """In words: how many searches ended without a match; nothing where none did."""
     late = sum(not row.metrics.get("matched") for row in rows)
-    return f" {late} of {len(rows)} searches ended before a match and count as infinite." * bool(late)
+    return f" {late} of {len(rows)} searches ended before a match and count as infinite." * bool(
+        late
+    )

@@ -25,32 +25,36 @@ one thread of a shared two-core CPU."""
 
 
 def write(name: str, results: Path, out: Path) -> str:
-    """Tables, plots and pictures of an experiment into a folder; its Markdown, as text."""
-    experiment, rows = catalogue.load(name), rows_for(name, results)
-    drawing = experiment.draw(rows)
-    out.mkdir(parents=True, exist_ok=True)
-    shown = [*_plots(name, drawing, out), *_pictures(name, drawing, results, out)]
-    own = [row for part in rows.values() for row in part]
-    text = "\n\n".join(
-        [
-            f"## {experiment.place}: {experiment.title}",
-            *(table.markdown() for table in drawing.tables),
-            *(f"![{caption}]({file})\n\n*{caption}*" for file, caption in shown),
-            *drawing.notes,
-            _origin(name, experiment, own),
-        ]
-    )
+    """An experiment's tables as Markdown and LaTeX, its plots and pictures, into a folder."""
+    drawing, text = _drawn(name, results, out)
     _replace(out / f"{name}.md", text + "\n")
     if drawing.tables:
         _replace(out / f"{name}.tex", "\n".join(table.latex() for table in drawing.tables))
     return text
 
 
-def page(names: Sequence[str], results: Path, out: Path, path: Path) -> None:
-    """One Markdown page of many experiments; their files are in `out`, linked from the page."""
-    folder = os.path.relpath(out, path.parent).replace(os.sep, "/")
-    parts = [write(name, results, out).replace("](", f"]({folder}/") for name in names]
-    _replace(path, "\n\n".join([_INTRO, *parts]) + "\n")
+def page(names: Sequence[str], results: Path, path: Path) -> None:
+    """One Markdown page of many experiments, with its images in a folder `images` beside it."""
+    folder = Path("images") / path.stem
+    texts = [_drawn(name, results, path.parent / folder)[1] for name in names]
+    linked = [text.replace("](", f"]({folder.as_posix()}/") for text in texts]
+    _replace(path, "\n\n".join([_INTRO, *linked]) + "\n")
+
+
+def _drawn(name: str, results: Path, out: Path) -> tuple[Drawing, str]:
+    """Plots and pictures into the folder; and the drawing, and all of it as Markdown."""
+    experiment, rows = catalogue.load(name), rows_for(name, results)
+    drawing = experiment.draw(rows)
+    out.mkdir(parents=True, exist_ok=True)
+    shown = [*_plots(name, drawing, out), *_pictures(name, drawing, results, out)]
+    parts = [
+        f"## {experiment.place}: {experiment.title}",
+        *(table.markdown() for table in drawing.tables),
+        *(f"![{caption}]({file})\n\n*{caption}*" for file, caption in shown),
+        *drawing.notes,
+        _origin(name, experiment, [row for part in rows.values() for row in part]),
+    ]
+    return drawing, "\n\n".join(parts)
 
 
 def _plots(name: str, drawing: Drawing, out: Path) -> list[tuple[str, str]]:

@@ -122,7 +122,11 @@ class Zeros:
         """Submatrices to expect: hypergeometric, among the rows that are not silent."""
         counts = [zeros - self.silent for zeros in self.columns]
         return theory.expected_samples_narrow(
-            len(counts), self.width - self.silent, counts, singular=singular, overlapping=overlapping
+            len(counts),
+            self.width - self.silent,
+            counts,
+            singular=singular,
+            overlapping=overlapping,
         )
 
 
