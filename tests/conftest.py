@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 import pytest
 import torch
+
+# Ray reads these when it is imported. It listens on the network: only these tests have the token.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 @pytest.fixture(autouse=True, scope="session")
