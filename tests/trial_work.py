@@ -92,11 +92,11 @@ def squared(x):
     return x * x, torch.get_num_threads()
 
 
-def run(folder, n, workers):
+def run(folder, n, workers, more=()):
     """What `spear reproduce` does: the trials that have no row yet, each row on disk at once."""
     file = RowFile(Path(folder), "tiny")
     done = file.rows()
-    trials = [t for t in grid(n, seconds=0.1) if t.key not in done]
+    trials = [*more, *(t for t in grid(n, seconds=0.1) if t.key not in done)]
     engine = LocalEngine(workers)
     with file.writing():
         for row, pictures in engine.run(trials, partial(work, folder=folder), lambda step: None):
