@@ -38,9 +38,10 @@ from spear.integrations.ray_session import THREADS, session
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _NAME = "ray"
-_RETRIES = 3  # of a trial whose worker died
+_RETRIES = 2  # of a trial whose worker died
 _WINDOW = 4  # tasks that are given to Ray at a time, per core: the others cost no memory yet
 _PATIENCE = 0.5  # seconds between two looks at the clock
+_GLANCE = 0.1  # seconds for a look at the board
 _DIED = (WorkerCrashedError, NodeDiedError, OutOfMemoryError, ObjectLostError)
 
 
@@ -145,7 +146,7 @@ class _Board:
 
 
 class _Reader:
-    """Reads the board without waiting for it."""
+    """Reads the board, and never waits for it for long."""
 
     def __init__(self, on_step: Report) -> None:
         here = ray.get_runtime_context().get_node_id()  # it lives and dies with this machine
@@ -153,17 +154,17 @@ class _Reader:
         options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": place}
         self.actor: Any = ray.remote(_Board).options(**options).remote()
         self.on_step = on_step
-        self.pending = self.actor.take.remote()
+        self.asked: Any = None
 
     def read(self, runs: Mapping[str, _Run]) -> None:
         """Tell the steps on, and take down which trials have begun."""
-        ready, _ = ray.wait([self.pending], timeout=0)
-        if not ready:
-            return
+        self.asked = self.asked or self.actor.take.remote()
+        if not ray.wait([self.asked], timeout=_GLANCE)[0]:
+            return  # its process is not up yet
         told: list[Step | _Began] = []
         with suppress(RayError):  # it died and comes back: only steps are lost
-            told = ray.get(self.pending)
-        self.pending = self.actor.take.remote()
+            told = ray.get(self.asked)
+        self.asked = None
         for message in told:
             run = runs.get(message.key)
             if run is None:
