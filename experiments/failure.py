@@ -38,10 +38,11 @@ def figure():
 
 def draw(rows):
     caption = (
-        "Failure probability despite all submatrices, against the width m: the upper bound (dashed) and "
-        "the approximation (solid) of the paper, for p_fr = 10⁻⁹. Both take submatrices to be singular "
-        "independently of one another; the dotted bound does not, and holds (Figure 8). Closed forms, no "
-        "batches. Every curve ends on 1 − (1 − p_fr)ᵇ, what the sparsity filter rejects."
+        "Failure probability despite all submatrices, against the width m: the upper bound "
+        "(dashed) and the approximation (solid) of the paper, for p_fr = 10⁻⁹. Both take "
+        "submatrices to be singular independently of one another; the dotted bound does not, and "
+        "holds (Figure 8). Closed forms, no batches. Every curve ends on 1 - (1 - p_fr)ᵇ, what "
+        "the sparsity filter rejects."
     )
     return Drawing(plots=[Plot("probability", figure, caption)])
 

@@ -140,8 +140,10 @@ class SamplingFinder:
         return live.topk(min(3 * factors.b, live.shape[1]), largest=False).indices
 
     def _pool(self, side: Side, watch: Watch) -> Pool:
-        tau = self.threshold or theory.sparsity_threshold(side.size, self.false_rejection)
-        return Pool(side, tau, watch)
+        return Pool(side, self._threshold(side), watch)
+
+    def _threshold(self, side: Side) -> float:
+        return self.threshold or theory.sparsity_threshold(side.size, self.false_rejection)
 
     def _budget(self, expected: float, sides: list[Side], rows: int) -> float:
         """N: as asked for, else from the theory; never far beyond all submatrices there are."""
@@ -293,11 +295,13 @@ def kernels_by_inverse(white: Tensor, generator: torch.Generator, draw: Draw) ->
 
 def _leaving_one_out(blocks: Tensor, last_only: bool) -> Tensor:
     """Of blocks (N, b, b) the kernels of all rows but the j-th, for every j or the last one."""
-    if not last_only:
-        return torch.linalg.inv_ex(blocks).inverse
-    last = torch.zeros_like(blocks[..., :1])
-    last[:, -1] = 1
-    return torch.linalg.solve_ex(blocks, last).result
+    if last_only:
+        last = torch.zeros_like(blocks[..., :1])
+        last[:, -1] = 1
+        kernels: Tensor = torch.linalg.solve_ex(blocks, last).result
+    else:
+        kernels = torch.linalg.inv_ex(blocks).inverse
+    return kernels
 
 
 def kernels_by_gram(

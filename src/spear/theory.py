@@ -80,8 +80,8 @@ def expected_samples_narrow(
 
     >>> f"{expected_samples_narrow(20, 200):.0e}"
     '5e+07'
-    >>> ratio = expected_samples_narrow(20, 10**6, overlapping=True) / expected_samples_narrow(20, 10**6)
-    >>> abs(ratio - 2 * 20 / 21) < 0.01
+    >>> together = expected_samples_narrow(20, 10**6, overlapping=True)
+    >>> abs(together / expected_samples_narrow(20, 10**6) - 2 * 20 / 21) < 0.01
     True
     """
     if b == 1:
@@ -131,9 +131,8 @@ def _finding_rates(
         raise InvalidOption(f"expected one count of zeros per sample ({b}), got {len(zeros)}")
     z = np.asarray(zeros)
     drawn = b if overlapping else b - 1
-    shown = stats.hypergeom.sf(b - 2, m, z, drawn) / (b if overlapping else 1)
-    rates: np.ndarray = shown * (1 - math.pow(singular, b - 1))
-    return rates
+    shown = np.asarray(stats.hypergeom.sf(b - 2, m, z, drawn)) / (b if overlapping else 1)
+    return shown * (1 - math.pow(singular, b - 1))
 
 
 def _all_found(rates: np.ndarray, t: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ DEPTH = 6  # linear layers of the paper's network
 DATASETS: dict[str, Callable[[Path], ImageData]] = {
     "mnist": data.mnist,
     "cifar10": data.cifar10,
+    "cifar10_raw": lambda root: _raw(data.cifar10(root)),
     "tiny_imagenet": data.tiny_imagenet,
     "imagenet224": lambda root: data.imagenet(root, 224, rescaled=True),
     "imagenet256": lambda root: data.imagenet(root, 256, rescaled=True),
@@ -36,11 +37,18 @@ DATASETS: dict[str, Callable[[Path], ImageData]] = {
 NAMES = {
     "mnist": "MNIST",
     "cifar10": "CIFAR-10",
+    "cifar10_raw": "CIFAR-10 with pixels in [0, 1]",
     "tiny_imagenet": "TinyImageNet",
     "imagenet224": "ImageNet 224 × 224",
     "imagenet256": "ImageNet 256 × 256",
     "imagenet720": "ImageNet 720 × 720",
 }
+
+
+def _raw(source: ImageData) -> ImageData:
+    """The same images as inputs in [0, 1], neither centred nor scaled."""
+    channels = source.shape[0]
+    return replace(source, mean=(0.0,) * channels, std=(1.0,) * channels)
 
 
 @cache
@@ -138,6 +146,7 @@ def attack(
 
 
 def progress_words(step: Progress) -> tuple[str, float | None]:
+    """How far a search is, in words and as a share."""
     if step.expected and step.done:
         return f"{step.stage}: {step.done:,} submatrices", step.done / (step.done + step.expected)
     if step.batch_size and step.found:

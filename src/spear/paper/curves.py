@@ -16,8 +16,6 @@ from spear.trials import Row
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MARK = 0.035  # of the axes' height: room for what lies above it
-
 
 def where(rows: Rows, **settings: Any) -> list[Row]:
     """The rows with these settings."""
@@ -37,6 +35,11 @@ def counts(rows: Iterable[Row], name: str = "submatrices") -> list[float]:
         else math.inf
         for row in rows
     ]
+
+
+def time_of(row: Row) -> float:
+    """Seconds of the search; of a trial that was stopped, those it took until then."""
+    return row.took if row.seconds is None else row.seconds
 
 
 def quantile(values: Sequence[float], p: float) -> float:
@@ -62,8 +65,8 @@ def band(axes: Axes, x: Sequence[float], groups: Sequence[Sequence[float]], **lo
     top = 3 * max(finite, default=1.0)
     drawn = [value if math.isfinite(value) else math.nan for value in middle]
     axes.plot(at, drawn, **{"marker": "o", **look})
-    ends = [[min(value, top) for value in edge] for edge in (low, high)]
-    axes.fill_between(at, *ends, color=look.get("color"), alpha=0.18, linewidth=0)
+    bottom, upper = ([min(value, top) for value in edge] for edge in (low, high))
+    axes.fill_between(at, bottom, upper, color=look.get("color"), alpha=0.18, linewidth=0)
 
 
 def rates(
@@ -75,9 +78,8 @@ def rates(
         return
     at, found = [place for place, _ in places], [rate for _, rate in places]
     axes.plot(at, [100 * (r.share or 0.0) for r in found], **{"marker": "o", **look})
-    low, high = zip(*(r.interval() for r in found), strict=True)
-    edges = [[100 * value for value in edge] for edge in (low, high)]
-    axes.fill_between(at, *edges, color=look.get("color"), alpha=0.15, linewidth=0)
+    low, high = ([100 * r.interval()[end] for r in found] for end in (0, 1))
+    axes.fill_between(at, low, high, color=look.get("color"), alpha=0.15, linewidth=0)
 
 
 def share_of(rows: Rows, name: str = "exact") -> Rate:
@@ -95,6 +97,8 @@ def per_point(rows: Rows, of: str = "batches") -> str:
     if not sizes:
         return f"no {of} yet"
     low, high = min(sizes.values()), max(sizes.values())
+    if high == 1:
+        return f"one of the {of} a point"
     return f"{low if low == high else f'{low} to {high}'} {of} a point"
 
 

@@ -30,8 +30,8 @@ def missed_by_rank(D: Tensor, p_fr: float) -> Tensor:
     direction i, the i-th column of Q, if and only if ker(dL/dZ_S) is the line along e_i: column i is
     zero on S, and dL/dZ_S has rank b-1. All such S lie in Z_i, the rows in which column i is zero. If
     dL/dZ on Z_i has rank b-1, some b-1 of its rows are independent and are such an S; if it has less,
-    no subset has more. (More than b-1 it cannot have: its column i is zero.) So direction i is missed if
-    and only if rank(dL/dZ[Z_i]) < b-1, or the filter rejects it: |Z_i| < tau m.
+    no subset has more. (More than b-1 it cannot have: its column i is zero.) So direction i is missed
+    if and only if rank(dL/dZ[Z_i]) < b-1, or the filter rejects it: |Z_i| < tau m.
     """
     _, m, b = D.shape
     zeros = D == 0  # (N, m, b)

@@ -20,12 +20,12 @@ from spear.cascade import CascadeFinder
 from spear.directions import Finder, Watch
 from spear.errors import InvalidOption
 from spear.factors import Factors, factorise
-from spear.metrics import score_images
+from spear.metrics import EXACT_DB, score_images
 from spear.paper.batches import Batch, progress_words, quality
 from spear.paper.experiment import Case
 from spear.sampling import SamplingFinder
 from spear.selection import Selection, select
-from spear.trials import Measured
+from spear.trials import Measured, Row
 from spear.update import LayerUpdate
 
 TRUE_SINGULAR = 0.5  # what the chance of a singular matrix tends to, instead of the lemma's 0.939
@@ -79,13 +79,11 @@ def _counts(watch: Watch) -> dict[str, int]:
 def truth_of(batch: Batch, factors: Factors, ended: Ended) -> dict[str, Any]:
     """What a choice is worth, as a row's metrics."""
     chosen = ended.selection
-    if chosen is None:
-        inputs = batch.inputs[:0]
-    else:
-        inputs = factors.reconstruct(chosen.C)
+    inputs = batch.inputs[:0] if chosen is None else factors.reconstruct(chosen.C)
     score = score_images(batch.pixels(inputs), batch.pixels(batch.inputs))
     return {
         "exact": score.exact,
+        "recovered": int((score.psnr >= EXACT_DB).sum()),
         "matched": ended.matched,
         "match": None if chosen is None else chosen.match,
         "worst": quality(score)["worst"],
@@ -110,6 +108,11 @@ class Zeros:
         with torch.no_grad():
             off: Tensor = first(batch.inputs) <= 0  # (b, m)
         return Zeros(off.sum(1).tolist(), int(off.all(0).sum()), off.shape[1])
+
+    @staticmethod
+    def of_row(row: Row) -> Zeros:
+        """As `counted` wrote them."""
+        return Zeros(row.metrics["zeros"], row.metrics["silent"], row.settings["m"])
 
     @property
     def sparsity(self) -> float:

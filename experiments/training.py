@@ -1,0 +1,113 @@
+"""Figure 7: the attack while a network is trained on MNIST, on images it has seen and has not seen."""
+
+from functools import cache
+from itertools import pairwise
+
+import torch
+
+from spear.federated import mlp, train
+from spear.paper import Drawing, Experiment, Plot, plots
+from spear.paper.batches import Batch, images, inverted
+from spear.paper.curves import band, counts, per_point, quantile, rates, unfinished, where
+from spear.paper.figures import metric
+from spear.paper.searching import Zeros, counted
+from spear.trials import Measured
+
+STEPS = (0, 100, 200, 500, 1000, 2000, 3000, 5000)
+PARTS = {"seen": range(5000), "unseen": range(5000, 10_000)}  # halves of MNIST's test images
+TRAINING = {"lr": 0.05, "batch_size": 32}
+FINDERS = ("cascade", "overlapping")
+
+
+def cell(steps, part, finder):
+    settings = {"b": 10, "m": 200, "steps": steps, "part": part, "finder": finder, **TRAINING}
+    return {**settings, "max_samples": 10**8, "max_seconds": 120}
+
+
+@cache
+def network(root, steps):
+    """The network after so many steps; a later one goes on from an earlier one."""
+    source = images(root, "mnist")
+    x, y = source.batch(PARTS["seen"])
+    if steps == 0:
+        return mlp(x.shape[1], source.classes, seed=0)
+    before = {later: earlier for earlier, later in pairwise(STEPS)}[steps]
+    generator = torch.Generator().manual_seed(steps)
+    return train(network(root, before), x, y, steps=steps - before, generator=generator, **TRAINING)
+
+
+def measure(case):
+    among, model = torch.tensor(PARTS[case["part"]]), network(case.data, case["steps"])
+    batch = Batch.draw(case, "mnist", case["b"], among=among, model=model)
+    if case["finder"] != "cascade":
+        return counted(case, batch)
+    done = inverted(case, batch)
+    with torch.no_grad():
+        faintest = 1 - model(batch.inputs).double().softmax(1)[range(case["b"]), batch.labels]
+    metrics = {"sparsity": Zeros.of(batch).sparsity, "faintest": float(faintest.min())}
+    return Measured(done.outcome, {**done.metrics, **metrics}, done.seconds, done.stages)
+
+
+def column(axes, rows, part):
+    """Accuracy, submatrices and sparsity of one half, from top to bottom."""
+    groups = {f: [where(rows, part=part, finder=f, steps=s) for s in STEPS] for f in FINDERS}
+    looks = {"cascade": (plots.GREEN, "s", "cascade"), "overlapping": (plots.BLUE, "o", "sampling")}
+    for finder, (colour, marker, label) in looks.items():
+        rates(axes[0], STEPS, groups[finder], color=colour, marker=marker, label=label)
+    found = [counts(group) for group in groups["overlapping"]]
+    band(axes[1], STEPS, found, color=plots.BLUE)
+    sparsity = [[100 * v for v in metric(group, "sparsity")] for group in groups["cascade"]]
+    places = [(at, values) for at, values in zip(STEPS, sparsity, strict=True) if values]
+    for name, p, style in (("lowest", 0.0, ":"), ("median", 0.5, "-")):
+        line = [quantile(values, p) for _, values in places]
+        axes[2].plot([at for at, _ in places], line, style, color=plots.ORANGE, label=name)
+    for shown in axes:
+        shown.set_xscale("symlog", linthresh=100)
+    axes[0].set(ylim=(0, 105), title=f"{part} images")
+    axes[1].set(yscale="log")
+    axes[2].set(ylim=(0, 60), xlabel="training steps")
+    axes[2].set_xticks((0, 100, 1000, 5000), labels=("0", "100", "1,000", "5,000"))
+    axes[2].minorticks_off()
+
+
+def figure(rows):
+    drawn = plots.figure(5.6, 4.6)
+    grid = drawn.subplots(3, 2, sharex=True, sharey="row")
+    for axes, part in zip(grid.T, PARTS, strict=True):
+        column(axes, rows, part)
+    labels = ("accuracy (%)", "submatrices", "least sparse column\n(% zeros)")
+    for axes, label in zip(grid[:, 0], labels, strict=True):
+        axes.set_ylabel(label)
+    if rows:
+        for axes in (grid[0, 1], grid[2, 1]):
+            axes.legend(loc="lower left")
+    return drawn
+
+
+def draw(rows):
+    own = rows["training"]
+    caption = (
+        "Accuracy with its 95 % Clopper-Pearson interval, number of submatrices (median, 10th to "
+        "90th percentile shaded) and zeros of the least sparse column of dL/dZ (the median and "
+        "the lowest over batches) while a network is trained on MNIST; b = 10, m = 200, "
+        f"{per_point(own)}.{unfinished(where(own, finder='overlapping'))}"
+    )
+    note = (
+        "MNIST's 10,000 test images are what is at hand: the network is trained on their first "
+        "half (SGD, learning rate 0.05, mini-batches of 32) and attacked on that half and on the "
+        "other. After thousands of steps samples that the network is sure of have a gradient that "
+        "vanishes in float32: no attack finds these, and a batch with one of them is not exact."
+    )
+    plot = Plot("training", lambda: figure(own), caption)
+    return Drawing(plots=[plot], notes=[note])
+
+
+EXPERIMENT = Experiment(
+    place="Figure 7",
+    title="Effect of training",
+    batches=20,
+    cells=[cell(steps, part, finder) for steps in STEPS for part in PARTS for finder in FINDERS],
+    measure=measure,
+    draw=draw,
+    needs=("MNIST",),
+)
