@@ -94,7 +94,7 @@ def measure(case: str, args: argparse.Namespace, executor: ProcessPoolExecutor) 
     runs: list[Run] = []
     first = None
     for repeat in range(args.repeats):
-        for arm in ARMS:
+        for arm in args.arms:
             result, (seconds, here, workers) = timed(case, arm, batch, executor)
             first = result if first is None else first
             same = None if arm == "two threads" else torch.equal(result.inputs, first.inputs)
@@ -121,6 +121,7 @@ def table(case: str, runs: list[Run]) -> None:
     """Medians per stage, and how many times faster than one process, taken repeat by repeat."""
     print(f"\n{case}")
     by_arm = {arm: [r for r in runs if r.arm == arm] for arm in ARMS}
+    by_arm = {arm: own for arm, own in by_arm.items() if own}
     for arm, own in by_arm.items():
         stages = {s: statistics.median(r.stages.get(s, 0.0) for r in own) for s in STAGES}
         spent = ", ".join(f"{s} {t:.1f}" for s, t in stages.items() if t >= 0.05)
@@ -138,6 +139,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=sorted(CASES), action="append")
+    parser.add_argument("--arms", choices=ARMS, nargs="+", default=ARMS, help="one process first")
     parser.add_argument("--rows", type=Path, help="append a line of JSON per inversion here")
     args = parser.parse_args()
     if args.data is None:

@@ -27,7 +27,7 @@ from spear.pool import Pool
 
 _INVERSES = 4096  # b x b inverses per step: 20 to 40 ms on two cores at b = 20
 # Steps before draws are planned ahead, for workers: small problems are solved by then.
-_FIRST_STEPS = 16
+_FIRST_STEPS = 4
 _GROUP_DRAWS = 512  # submatrices per step within one group of a prior
 _PROBES = 12  # rows a candidate is tried on first
 # A float32 kernel is good to 1e-7 times the condition of the submatrix: an entry this far below a
@@ -177,7 +177,12 @@ class _Plan:
             yield i, *kernels(self.pools[i].side, self.rows, generator, draw)
         sides = tuple(pool.side for pool in self.pools)
         seeded = ((i, draw, _seed(generator)) for i, draw in draws)
-        yield from self.watch.map(_seeded_kernels, (sides, self.rows), seeded)
+        worth = (
+            0 if len(self.groups) else math.inf
+        )  # draws within a prior's groups take a millisecond
+        yield from self.watch.map(
+            _seeded_kernels, (sides, self.rows), seeded, multiplications=worth
+        )
 
     def _draws(self) -> Iterator[tuple[int, Draw]]:
         """Draws for each pool in turn, from what it has found when they are asked for."""
