@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import secrets
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from datasets_on_disk import write_tiny_imagenet
+
 # Ray reads these when it is imported. It listens on the network: only these tests have the token.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
