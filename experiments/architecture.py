@@ -105,5 +105,4 @@ EXPERIMENT = Experiment(
     ],
     measure=measure,
     draw=draw,
-    needs=("CIFAR-10",),
 )

@@ -143,5 +143,4 @@ EXPERIMENT = Experiment(
     + [cell(200, 24, "cascade")],
     measure=measure,
     draw=draw,
-    needs=("CIFAR-10",),
 )

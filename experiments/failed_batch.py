@@ -119,6 +119,5 @@ EXPERIMENT = Experiment(
     plan=lambda plan: picked(plan.rows["main"]),
     measure=measure,
     draw=draw,
-    needs=("TinyImageNet",),
     after=("main",),
 )

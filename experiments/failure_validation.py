@@ -154,5 +154,4 @@ EXPERIMENT = Experiment(
     cells=[cell(s, b, m) for s in SOURCES for b in WIDTHS for m in WIDTHS[b] if m >= b - 1],
     measure=measure,
     draw=draw,
-    needs=("CIFAR-10",),
 )

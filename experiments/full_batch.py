@@ -99,5 +99,4 @@ EXPERIMENT = Experiment(
     plan=lambda plan: [Trial("full_batch", SETTINGS, plan.seed)],
     measure=measure,
     draw=draw,
-    needs=("TinyImageNet",),
 )

@@ -163,5 +163,4 @@ EXPERIMENT = Experiment(
     plan=lambda plan: [Trial("overview", SETTINGS, plan.seed)],
     measure=measure,
     draw=draw,
-    needs=("TinyImageNet",),
 )

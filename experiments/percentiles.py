@@ -75,6 +75,5 @@ EXPERIMENT = Experiment(
     plan=lambda plan: picked(ranked(plan.rows["main"])),
     measure=measure,
     draw=draw,
-    needs=("TinyImageNet",),
     after=("main",),
 )

@@ -109,5 +109,4 @@ EXPERIMENT = Experiment(
     cells=[cell(steps, part, finder) for steps in STEPS for part in PARTS for finder in FINDERS],
     measure=measure,
     draw=draw,
-    needs=("MNIST",),
 )

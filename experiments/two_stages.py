@@ -121,5 +121,4 @@ EXPERIMENT = Experiment(
     ],
     measure=measure,
     draw=draw,
-    needs=("CIFAR-10",),
 )
