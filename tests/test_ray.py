@@ -146,19 +146,6 @@ def at_once(trials, job):
     return {row.key: (row.result, dict(pictures)) for row, pictures in rows}
 
 
-def test_rows_are_those_of_the_local_engine_and_come_from_both_machines(cluster, tmp_path):
-    trials = [trial(0, "meets"), trial(1, "meets"), *grid(8)[2:]]
-    said = []
-    job = partial(work, folder=str(tmp_path))
-    there = results(RayEngine(cluster.address), trials, job, said.append)
-    assert len(list(tmp_path.glob("at-*"))) == 2
-    assert there == results(LocalEngine(2), trials, job)
-    assert {row["outcome"] for row, _ in there.values()} == {"EXACT"}
-    assert {row["metrics"]["threads"] for row, _ in there.values()} == {1}
-    assert {step.key for step in said} <= set(there)
-    assert not ray.is_initialized()
-
-
 def test_reproduce_gives_the_same_rows_on_both_engines(cluster, tmp_path):
     found = {}
     for engine in (["local", "--workers", "1"], ["ray", "--address", cluster.address]):
@@ -219,6 +206,17 @@ def test_without_an_address_one_is_started_here_and_stopped(cluster, tmp_path, m
     wait_for(lambda: set(descendants(os.getpid())) <= before, seconds=10)
 
 
+def test_the_executor_gives_futures(cluster):
+    with RayExecutor(cluster.address) as executor:
+        futures = {executor.submit(squared, x): x for x in (2, 3, -1)}
+        done = {futures[future]: future for future in as_completed(futures, timeout=60)}
+    assert done[2].result() == (4, 1)
+    assert done[3].result() == (9, 1)
+    assert type(done[-1].exception()) is ValueError
+    assert str(done[-1].exception()) == "expected x >= 0, got -1"
+    assert not ray.is_initialized()
+
+
 @pytest.fixture(scope="module")
 def joined(cluster):
     """A connection of the caller's own, which an engine uses and leaves."""
@@ -232,6 +230,18 @@ def joined(cluster):
 def test_a_connection_that_is_there_is_not_swapped(joined):
     with pytest.raises(InvalidOption, match="uses already"):
         list(RayEngine(joined.address).run(grid(1), work, print))
+
+
+def test_rows_are_those_of_the_local_engine_and_come_from_both_machines(joined, tmp_path):
+    trials = [trial(0, "meets"), trial(1, "meets"), *grid(8)[2:]]
+    said = []
+    job = partial(work, folder=str(tmp_path))
+    there = results(RayEngine(), trials, job, said.append)
+    assert len(list(tmp_path.glob("at-*"))) == 2
+    assert there == results(LocalEngine(2), trials, job)
+    assert {row["outcome"] for row, _ in there.values()} == {"EXACT"}
+    assert {row["metrics"]["threads"] for row, _ in there.values()} == {1}
+    assert {step.key for step in said} <= set(there)
 
 
 def test_a_trial_whose_worker_is_killed_runs_again(joined, tmp_path):
@@ -267,16 +277,6 @@ def test_what_is_missing_comes_up(joined):
     trials = [trial(0, "no data"), trial(1)]
     with pytest.raises(DataError, match=r"^expected the moon, got nothing: fetch it$"):
         list(RayEngine().run(trials, work, lambda step: None))
-
-
-def test_the_executor_gives_futures(joined):
-    with RayExecutor() as executor:
-        futures = {executor.submit(squared, x): x for x in (2, 3, -1)}
-        done = {futures[future]: future for future in as_completed(futures, timeout=60)}
-    assert done[2].result() == (4, 1)
-    assert done[3].result() == (9, 1)
-    assert type(done[-1].exception()) is ValueError
-    assert str(done[-1].exception()) == "expected x >= 0, got -1"
 
 
 def test_a_machine_is_lost_in_the_middle_and_the_run_ends(joined, tmp_path):

@@ -1,5 +1,6 @@
 """Trials in real processes, killed and resumed, and rows on a real disk."""
 
+import importlib
 import json
 import os
 import random
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear.errors import DataError, InvalidOption
+from spear.errors import DataError, InvalidOption, MissingExtra
 from spear.trials import LocalEngine, Row, RowFile, Status
 from spear.trials.trial import ended, measure
 from trial_work import grid, trial, wait_for, work
@@ -111,6 +112,13 @@ def test_what_is_missing_comes_up_and_leaves_no_worker(tmp_path):
 def test_options_are_checked(bad):
     with pytest.raises(InvalidOption, match=f"expected {next(iter(bad))}"):
         LocalEngine(**bad)
+
+
+def test_without_ray_the_engine_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "spear.integrations.ray", raising=False)
+    with pytest.raises(MissingExtra, match=r"needs ray, .*spear-fl\[ray\]"):
+        importlib.import_module("spear.integrations.ray")
 
 
 def test_a_run_that_is_killed_again_and_again_goes_on_where_it_stopped(tmp_path):

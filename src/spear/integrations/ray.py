@@ -217,7 +217,7 @@ def _unwrapped(error: RayError) -> Exception:
     )
 
 
-@dataclass
+@dataclass(eq=False)
 class RayExecutor(Executor):
     """`concurrent.futures` on a Ray cluster: `submit` makes a task of one core and one thread.
 
@@ -250,15 +250,15 @@ class RayExecutor(Executor):
         elif isinstance(error, RayTaskError):
             future.set_exception(error.cause)
         else:
-            future.set_exception(ClusterError(f"its worker died ({type(error).__name__})"))
+            future.set_exception(ClusterError(f"its task did not end ({type(error).__name__})"))
         self._references.pop(future, None)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Waits for what runs, whatever `wait` says: without the connection it would be lost."""
         for future, reference in list(self._references.items()):
             if cancel_futures:
                 ray.cancel(reference, force=True)
-            if wait:
-                future.exception()
+            future.exception()
         self._open.close()
 
 
