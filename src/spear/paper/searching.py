@@ -84,7 +84,8 @@ def truth_of(batch: Batch, factors: Factors, ended: Ended) -> dict[str, Any]:
     return {
         "exact": score.exact,
         "recovered": int((score.psnr >= EXACT_DB).sum()),
-        "matched": ended.matched,
+        # Where the gradient of a sample has vanished the rest may match, but is not the batch.
+        "matched": ended.matched and factors.batch_size == len(batch.inputs),
         "match": None if chosen is None else chosen.match,
         "worst": quality(score)["worst"],
         "batch_size": factors.batch_size,
@@ -156,8 +157,9 @@ def counted(case: Case, batch: Batch) -> Measured:
     finder = finder_of(case["finder"], zeros, case.settings.get("max_samples"))
     factors, (ended,) = searched(case, batch.view(), finder)
     overlapping = case["finder"] == "overlapping"
+    truth = truth_of(batch, factors, ended)
     metrics = {
-        **truth_of(batch, factors, ended),
+        **truth,
         "zeros": zeros.columns,
         "silent": zeros.silent,
         "sparsity": zeros.sparsity,
@@ -165,7 +167,7 @@ def counted(case: Case, batch: Batch) -> Measured:
         "expected_hypergeometric": _finite(zeros.expected()),
         "expected": _finite(zeros.expected(singular=TRUE_SINGULAR, overlapping=overlapping)),
     }
-    return Measured("MATCHED" if ended.matched else "NOT MATCHED", metrics, ended.seconds)
+    return Measured("MATCHED" if truth["matched"] else "NOT MATCHED", metrics, ended.seconds)
 
 
 def _finite(value: float) -> float | None:
