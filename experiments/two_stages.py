@@ -42,7 +42,7 @@ def measure(case):
     budget = case["max_samples"]
     if budget == "expected":
         budget = max(case["b"], round(zeros.expected(singular=TRUE_SINGULAR, overlapping=True)))
-    finder = finder_of("overlapping", zeros, budget)
+    finder = finder_of("overlapping", zeros, max_samples=budget)
     if case["pool"] == "paper":
         finder = PlainFinder(max_samples=budget, adaptive=False, at_once=finder.at_once)
     factors, ends = searched(case, batch.view(), finder, tuple(ARMS.values()))

@@ -134,8 +134,14 @@ class Zeros:
         )
 
 
-def finder_of(name: str, zeros: Zeros, max_samples: int | None = None) -> Finder:
-    """A finder by the name that settings use, with counts as fine as 1 % of what is expected."""
+def finder_of(name: str, zeros: Zeros, **options: Any) -> Finder:
+    """A finder by the name that settings use, with counts as fine as 1 % of what is expected.
+
+    Args:
+        name: cascade, independent or overlapping.
+        zeros: of the batch; they give the step.
+        options: of the sampling finder besides.
+    """
     if name == "cascade":
         return CascadeFinder()
     if name not in ("independent", "overlapping"):
@@ -144,17 +150,18 @@ def finder_of(name: str, zeros: Zeros, max_samples: int | None = None) -> Finder
     expected = zeros.expected(singular=TRUE_SINGULAR, overlapping=name == "overlapping")
     step = min(expected / each / _FINE, _INVERSES)
     return SamplingFinder(
-        max_samples=max_samples,
         adaptive=False,
         independent=name == "independent",
         at_once=max(1, math.floor(step)),
+        **options,
     )
 
 
 def counted(case: Case, batch: Batch) -> Measured:
     """One search with the setting `finder`: its count, and what the theory expects of it."""
     zeros = Zeros.of(batch)
-    finder = finder_of(case["finder"], zeros, case.settings.get("max_samples"))
+    options = {n: case[n] for n in ("max_samples", "threshold") if n in case.settings}
+    finder = finder_of(case["finder"], zeros, **options)
     factors, (ended,) = searched(case, batch.view(), finder)
     overlapping = case["finder"] == "overlapping"
     truth = truth_of(batch, factors, ended)
