@@ -7,7 +7,7 @@ from spear.paper import Drawing, Experiment, Plot, plots
 
 FALSE_REJECTION = 1e-9
 BATCH_SIZES = (5, 10, 20, 50, 100)
-WIDTHS = range(2, 401)
+WIDTHS = range(2, 401, 2)
 CURVES = {
     "--": theory.failure_bound,
     "-": theory.failure_approximation,

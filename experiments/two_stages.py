@@ -4,7 +4,7 @@ import statistics
 
 from spear.paper import Drawing, Experiment, Plot, plots
 from spear.paper.batches import NAMES, Batch
-from spear.paper.curves import per_point, rates, values_of, where
+from spear.paper.curves import per_point, share_of, values_of, where
 from spear.paper.plain import PlainFinder
 from spear.paper.searching import TRUE_SINGULAR, Zeros, finder_of, searched, truth_of
 from spear.trials import Measured
@@ -14,6 +14,21 @@ LABELS = {"both": "both stages", "first": "first stage only"}
 POOLS = {"ours": plots.BLUE, "paper": plots.ORANGE}
 SIZES = (8, 12, 16, 20, 24)
 RAW_SIZES = (4, 6, 8, 10, 12)
+LINES = [  # a pool, the stages, a shift to the side so that equal lines both show, and a look
+    (
+        pool,
+        arm,
+        0.12 * (2 * i + j - 1.5),
+        {
+            "color": colour,
+            "linestyle": "-" if ARMS[arm] else ":",
+            "marker": "o" if ARMS[arm] else "x",
+            "label": f"{'our pool' if pool == 'ours' else 'sparsity alone'}, {LABELS[arm]}",
+        },
+    )
+    for i, (pool, colour) in enumerate(POOLS.items())
+    for j, arm in enumerate(ARMS)
+]
 
 
 def cell(data, b, pool, max_samples, max_seconds):
@@ -27,7 +42,7 @@ def measure(case):
     budget = case["max_samples"]
     if budget == "expected":
         budget = max(case["b"], round(zeros.expected(singular=TRUE_SINGULAR, overlapping=True)))
-    finder = finder_of("overlapping", zeros, budget)
+    finder = finder_of("overlapping", zeros, max_samples=budget)
     if case["pool"] == "paper":
         finder = PlainFinder(max_samples=budget, adaptive=False, at_once=finder.at_once)
     factors, ends = searched(case, batch.view(), finder, tuple(ARMS.values()))
@@ -36,37 +51,38 @@ def measure(case):
         truth = truth_of(batch, factors, ended)
         metrics |= {f"{name}_{arm}": value for name, value in truth.items()}
     outcome = ", ".join(
-        f"{a}: {'MATCHED' if e.matched else 'NOT'}" for a, e in zip(ARMS, ends, strict=True)
+        f"{a}: {'MATCHED' if e.matched else 'NOT MATCHED'}" for a, e in zip(ARMS, ends, strict=True)
     )
     return Measured(outcome, metrics, ends[0].seconds)
 
 
 def accuracy(axes, rows, data):
-    """Exact batches with both stages (solid) and with the first alone (dashed)."""
-    for pool, colour in POOLS.items():
+    """Exact batches, with both stages and with the first alone."""
+    for pool, arm, shift, look in LINES:
         own = where(rows, data=data, pool=pool)
         sizes = values_of(own, "b")
-        for arm, (style, marker) in {"both": ("-", "o"), "first": ("--", "x")}.items():
-            label = f"{'our pool' if pool == 'ours' else 'sparsity alone'}, {LABELS[arm]}"
-            look = {"color": colour, "linestyle": style, "marker": marker, "label": label}
-            rates(axes, sizes, [where(own, b=b) for b in sizes], f"exact_{arm}", **look)
-    axes.set(ylim=(-3, 105), xlabel="batch size $b$", ylabel="exact batches (%)")
+        found = [share_of(where(own, b=b), f"exact_{arm}") for b in sizes]
+        share = [100 * (rate.share or 0.0) for rate in found]
+        low, high = ([100 * rate.interval()[end] for rate in found] for end in (0, 1))
+        reach = [
+            [y - a for y, a in zip(share, low, strict=True)],
+            [a - y for y, a in zip(share, high, strict=True)],
+        ]
+        axes.errorbar([b + shift for b in sizes], share, reach, **look, capsize=1.5, elinewidth=0.6)
+    axes.set(ylabel="exact batches (%)")
 
 
 def recovered(axes, rows, data):
     """Samples that are right, whether or not the others of their batch are."""
-    for pool, colour in POOLS.items():
+    for pool, arm, shift, look in LINES:
         own = where(rows, data=data, pool=pool)
         sizes = values_of(own, "b")
-        for arm, (style, marker) in {"both": ("-", "o"), "first": ("--", "x")}.items():
-            shares = [
-                statistics.fmean(
-                    100 * r.metrics.get(f"recovered_{arm}", 0) / b for r in where(own, b=b)
-                )
-                for b in sizes
-            ]
-            axes.plot(sizes, shares, color=colour, linestyle=style, marker=marker)
-    axes.set(ylim=(-3, 105), xlabel="batch size $b$", ylabel="samples recovered (%)")
+        shares = [
+            [100 * row.metrics.get(f"recovered_{arm}", 0) / b for row in where(own, b=b)]
+            for b in sizes
+        ]
+        axes.plot([b + shift for b in sizes], [statistics.fmean(s) for s in shares], **look)
+    axes.set(ylabel="samples recovered (%)")
 
 
 def figure(rows):
@@ -75,9 +91,11 @@ def figure(rows):
     accuracy(left, rows, "cifar10")
     accuracy(middle, rows, "cifar10_raw")
     recovered(right, rows, "cifar10_raw")
-    left.set_title("centred inputs")
-    middle.set_title("pixels in [0, 1]")
-    right.set_title("pixels in [0, 1]")
+    left.set(title="centred inputs", xticks=SIZES)
+    for axes in (middle, right):
+        axes.set(title="pixels in [0, 1]", xticks=RAW_SIZES)
+    for axes in (left, middle, right):
+        axes.set(ylim=(-4, 106), xlabel="batch size $b$")
     handles, labels = left.get_legend_handles_labels()
     if handles:
         drawn.legend(handles, labels, loc="outside lower center", ncols=2)
@@ -93,11 +111,11 @@ def draw(rows):
     ]
     differ = sum(row.metrics.get("exact_both") != row.metrics.get("exact_first") for row in own)
     caption = (
-        "Both stages of the greedy choice (solid) and the first alone (dashed), on the same "
+        "Both stages of the greedy choice (solid) and the first alone (dotted), on the same "
         "candidates, m = 200. Left: exact batches of CIFAR-10, centred, within 2 × 10⁸ "
         f"submatrices (the paper: 2 × 10⁹). Middle: {NAMES['cifar10_raw']}, within the number of "
         "submatrices the theory expects. Right: samples recovered there. Blue: our pool; orange: "
-        f"the paper's filter by sparsity alone. {per_point(own)}."
+        f"the paper's filter by sparsity alone. {per_point(own).capitalize()}."
     )
     note = (
         f"The second stage raised λ in {len(raised)} of {len(own)} runs, and made the difference "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -226,19 +227,31 @@ def failure_bound_by_columns(b: int, m: int, p_fr: float = 1e-9) -> float:
     """A bound on the same that holds: the paper's takes submatrices to be singular independently.
 
     They are not: they share rows. Where column i is zero, another column j may be zero throughout,
-    with probability (3/4)^m, and then every submatrix there is singular. In general (Hall's theorem) a
-    matrix with random values at its non-zeros lacks rank b-1 there if and only if some s of the other
-    columns have non-zeros in fewer than s of these rows. The sum is over columns i, s, and such sets.
+    with probability (3/4)^m, and then every submatrix there is singular. Here the sum is over the k
+    rows in which a column may be zero, and the chance that the other columns lack rank b-1 there.
 
     >>> failure_bound_by_columns(4, 32) > failure_bound(4, 32)
     True
     """
     _check(b, m)
-    missed = sum(
-        b * math.comb(b - 1, s) * float(stats.binom.cdf(s - 1, m, (1 - math.exp2(-s)) / 2))
-        for s in range(1, b)
-    )
+    k = np.arange(m + 1)
+    lacking = np.array([_rank_lacking(b - 1, rows) for rows in k.tolist()])
+    missed = b * float(np.sum(stats.binom.pmf(k, m, 0.5) * lacking))
     return min(1.0, missed - math.expm1(b * math.log1p(-p_fr)))
+
+
+@cache
+def _rank_lacking(n: int, k: int) -> float:
+    """Bound on the probability that k rows of n random columns, half zeros, have a rank below n.
+
+    Hall's theorem: a matrix with random values at its non-zeros lacks rank n if and only if some s of
+    its columns have non-zeros in fewer than s rows. The sum is over all such sets of columns.
+    """
+    if k < n:
+        return 1.0
+    s = np.arange(1, n + 1)
+    few = _log_binomial(n, s) + stats.binom.logcdf(s - 1, k, 1 - np.exp2(-s))
+    return min(1.0, float(np.exp(np.minimum(few, 0)).sum()))
 
 
 def _full_rank_submatrix_exists(b: int, m: int, base: float) -> float:
@@ -253,7 +266,7 @@ def _full_rank_submatrix_exists(b: int, m: int, base: float) -> float:
     return float(np.sum(stats.binom.pmf(k, m, 0.5) * some_full_rank))
 
 
-def _log_binomial(n: np.ndarray | int, k: int) -> np.ndarray:
-    n = np.asarray(n, dtype=float)
+def _log_binomial(n: np.ndarray | int, k: np.ndarray | int) -> np.ndarray:
+    n, k = np.asarray(n, dtype=float), np.asarray(k, dtype=float)
     log: np.ndarray = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
     return log

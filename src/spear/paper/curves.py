@@ -87,7 +87,7 @@ def share_of(rows: Rows, name: str = "exact") -> Rate:
     return Rate(sum(bool(row.metrics.get(name)) for row in rows), len(rows))
 
 
-def per_point(rows: Rows, of: str = "batches") -> str:
+def per_point(rows: Rows) -> str:
     """How many rows a point stands for, in words.
 
     >>> per_point([])
@@ -95,11 +95,11 @@ def per_point(rows: Rows, of: str = "batches") -> str:
     """
     sizes = Counter(repr(sorted(row.settings.items(), key=lambda item: item[0])) for row in rows)
     if not sizes:
-        return f"no {of} yet"
+        return "no batches yet"
     low, high = min(sizes.values()), max(sizes.values())
     if high == 1:
-        return f"one of the {of} a point"
-    return f"{low if low == high else f'{low} to {high}'} {of} a point"
+        return "1 batch a point"
+    return f"{low if low == high else f'{low} to {high}'} batches a point"
 
 
 def unfinished(rows: Rows) -> str:

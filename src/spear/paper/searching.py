@@ -84,7 +84,8 @@ def truth_of(batch: Batch, factors: Factors, ended: Ended) -> dict[str, Any]:
     return {
         "exact": score.exact,
         "recovered": int((score.psnr >= EXACT_DB).sum()),
-        "matched": ended.matched,
+        # Where the gradient of a sample has vanished the rest may match, but is not the batch.
+        "matched": ended.matched and factors.batch_size == len(batch.inputs),
         "match": None if chosen is None else chosen.match,
         "worst": quality(score)["worst"],
         "batch_size": factors.batch_size,
@@ -133,8 +134,14 @@ class Zeros:
         )
 
 
-def finder_of(name: str, zeros: Zeros, max_samples: int | None = None) -> Finder:
-    """A finder by the name that settings use, with counts as fine as 1 % of what is expected."""
+def finder_of(name: str, zeros: Zeros, **options: Any) -> Finder:
+    """A finder by the name that settings use, with counts as fine as 1 % of what is expected.
+
+    Args:
+        name: cascade, independent or overlapping.
+        zeros: of the batch; they give the step.
+        options: of the sampling finder besides.
+    """
     if name == "cascade":
         return CascadeFinder()
     if name not in ("independent", "overlapping"):
@@ -143,21 +150,23 @@ def finder_of(name: str, zeros: Zeros, max_samples: int | None = None) -> Finder
     expected = zeros.expected(singular=TRUE_SINGULAR, overlapping=name == "overlapping")
     step = min(expected / each / _FINE, _INVERSES)
     return SamplingFinder(
-        max_samples=max_samples,
         adaptive=False,
         independent=name == "independent",
         at_once=max(1, math.floor(step)),
+        **options,
     )
 
 
 def counted(case: Case, batch: Batch) -> Measured:
     """One search with the setting `finder`: its count, and what the theory expects of it."""
     zeros = Zeros.of(batch)
-    finder = finder_of(case["finder"], zeros, case.settings.get("max_samples"))
+    options = {n: case[n] for n in ("max_samples", "threshold") if n in case.settings}
+    finder = finder_of(case["finder"], zeros, **options)
     factors, (ended,) = searched(case, batch.view(), finder)
     overlapping = case["finder"] == "overlapping"
+    truth = truth_of(batch, factors, ended)
     metrics = {
-        **truth_of(batch, factors, ended),
+        **truth,
         "zeros": zeros.columns,
         "silent": zeros.silent,
         "sparsity": zeros.sparsity,
@@ -165,7 +174,7 @@ def counted(case: Case, batch: Batch) -> Measured:
         "expected_hypergeometric": _finite(zeros.expected()),
         "expected": _finite(zeros.expected(singular=TRUE_SINGULAR, overlapping=overlapping)),
     }
-    return Measured("MATCHED" if ended.matched else "NOT MATCHED", metrics, ended.seconds)
+    return Measured("MATCHED" if truth["matched"] else "NOT MATCHED", metrics, ended.seconds)
 
 
 def _finite(value: float) -> float | None:
