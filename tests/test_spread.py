@@ -8,7 +8,7 @@ import torch
 
 import spear
 from planted import plant, truth
-from spear import guesses, sampling, separation, settling, spread
+from spear import guesses, sampling, spread
 from spear.spread import Spread, pack, unpack
 
 
@@ -23,8 +23,6 @@ def small_pieces(monkeypatch):
     """Cut and send what would be too small to: a problem above the rule takes a minute."""
     monkeypatch.setattr(spread, "LARGE", 1)
     monkeypatch.setattr(guesses, "_COLUMNS", 32)
-    monkeypatch.setattr(settling, "_AT_ONCE", 8 * 120 * 24)
-    monkeypatch.setattr(separation, "_AT_ONCE", 8 * 120 * 24)
     monkeypatch.setattr(sampling, "_FIRST_STEPS", 3)
     monkeypatch.setattr(sampling, "_INVERSES", 200)
 

@@ -18,12 +18,11 @@ from spear.directions import (
     unit,
 )
 from spear.factors import Side
-from spear.spread import large
+from spear.spread import large, piece_length
 
 _RESERVE = 4  # directions kept in reserve, per sample
 # Directions closer than this (1 - |cos|) are one: float32 kernels of one direction agree to 1e-4.
 _SAME = 1e-4
-_PIECES = 12  # that many candidates are cut into for workers: two, three or four have as much to do
 
 
 class Pool:
@@ -103,11 +102,12 @@ class Pool:
         that, so a few are rounded in vain.
         """
         rows, b = self.side.white.shape
-        worth = large((rows / 2) ** 2 * b * len(candidates))
-        if not worth or not self.watch.spread.helped or not len(candidates):
+        work = (rows / 2) ** 2 * b * len(candidates)
+        if not large(work) or not self.watch.spread.helped or not len(candidates):
             return {}
         chosen = _representatives(candidates)
-        pieces = [(some,) for some in torch.split(candidates[chosen], -(-len(chosen) // _PIECES))]
+        step = piece_length(len(chosen), work)
+        pieces = [(some,) for some in torch.split(candidates[chosen], step)]
         done = self.watch.map(_round, (self.side,), pieces)
         return dict(zip(chosen, itertools.chain.from_iterable(done), strict=False))
 

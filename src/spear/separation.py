@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from spear.directions import Watch, unit
+from spear.spread import piece_length
 
 # How far c may be from q when a sample is read from its pattern, relative to |q|.
 _REACH = 1.0
@@ -39,10 +40,10 @@ def separate(
         watch: with the workers, if there are any.
     """
     rows, free = len(ground.H), ground.span.shape[1] + own.shape[2]
-    step = max(1, _AT_ONCE // (rows * free))
+    work = len(q) * rows * free**2 * len(_SOFTNESS)
+    step = max(1, min(_AT_ONCE // (rows * free), piece_length(len(q), work)))
     parts = zip(*(torch.split(t, step) for t in (q, off, own)), strict=True)
     pieces = [tuple(t.contiguous() for t in part) for part in parts] if len(q) else []
-    work = len(q) * rows * free**2 * len(_SOFTNESS)
     results = (watch or Watch()).map(
         _separate, (ground,), pieces, multiplications=work, complete=True
     )

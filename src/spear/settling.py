@@ -11,6 +11,7 @@ from spear.directions import Watch, looseness, unit
 from spear.factors import UNDECIDED, Side
 from spear.guesses import ACTIVE
 from spear.patterns import Balanced, Signs
+from spear.spread import piece_length
 
 # Rows a kernel is first solved from: a quarter more than needed make it well conditioned.
 _SURPLUS = 1.25
@@ -30,13 +31,13 @@ def settle(
     rows, b = side.white.shape
     if not q.shape[1]:
         return side.white.new_zeros(0, b)
-    step = max(1, _AT_ONCE // (rows * b))
+    work = _SURPLUS * b**3 * q.shape[1] * _PASSES
+    step = max(1, min(_AT_ONCE // (rows * b), piece_length(q.shape[1], work)))
     signs = Signs(residual, residual.H.dtype, ridge=_SHARP_RIDGE)
     pieces = [
         (unit(residual.q_basis @ q_i, 0), score_i.contiguous())
         for q_i, score_i in zip(torch.split(q, step, 1), torch.split(score, step, 1), strict=True)
     ]
-    work = _SURPLUS * b**3 * q.shape[1] * _PASSES
     shared = side, residual.c_basis, signs
     parts = (watch or Watch()).map(_settle, shared, pieces, multiplications=work)
     return torch.cat(list(parts))

@@ -27,6 +27,8 @@ from spear.errors import InvalidOption
 # Multiplications (a third of a second on one core) from which work is cut and sent: to cross over to a
 # worker takes it 5 to 20 ms.
 LARGE = 1 << 32
+# Pieces that large work is cut into, or more: two, three or four workers have as much to do each.
+_PIECES = 12
 # Pieces under way at a time: enough for as many workers. A constant, since what a lazy piece is made
 # from may hang on the results that have come back before it.
 _AHEAD = 16
@@ -41,6 +43,11 @@ Piece = tuple[Any, ...]
 def large(multiplications: float) -> bool:
     """Is it worth cutting and sending?"""
     return multiplications >= LARGE
+
+
+def piece_length(items: int, multiplications: float) -> int:
+    """How many items make a piece: a twelfth of large work, all of what is small."""
+    return max(1, -(-items // _PIECES) if large(multiplications) else items)
 
 
 def workers(count: int) -> ProcessPoolExecutor:
