@@ -261,13 +261,13 @@ def test_a_trial_whose_worker_is_killed_runs_again(joined, tmp_path):
 
 def test_what_goes_wrong_is_a_row(joined):
     trials = [trial(0, "dies"), trial(1, "raises"), trial(2, "hangs"), *grid(5)[3:]]
-    rows = [row for row, _ in RayEngine(max_seconds=5).run(trials, work, lambda step: None)]
+    rows = [row for row, _ in RayEngine(max_seconds=10).run(trials, work, lambda step: None)]
     assert {row.engine for row in rows} == {"ray"}
     ends = {row.seed: (row.status, row.error) for row in rows}
     assert ends == {
         0: (Status.FAILED, "its worker died 3 times (WorkerCrashedError)"),
         1: (Status.FAILED, "ValueError: no such thing"),
-        2: (Status.TIMED_OUT, "stopped after 5 s"),
+        2: (Status.TIMED_OUT, "stopped after 10 s"),
         3: (Status.DONE, None),
         4: (Status.DONE, None),
     }

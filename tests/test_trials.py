@@ -88,15 +88,15 @@ def test_a_killed_worker_s_trial_runs_again_and_one_that_always_dies_fails(tmp_p
 def test_what_goes_wrong_is_a_row_and_time_is_limited():
     trials = [trial(0, "raises"), trial(1, "hangs"), *grid(4)[2:]]
     began = time.monotonic()
-    rows = [row for row, _ in LocalEngine(2, max_seconds=3).run(trials, work, silent)]
-    assert time.monotonic() - began < 60
+    rows = [row for row, _ in LocalEngine(2, max_seconds=10).run(trials, work, silent)]
+    assert time.monotonic() - began < 200
     assert {row.seed: (row.status, row.error) for row in rows} == {
         0: (Status.FAILED, "ValueError: no such thing"),
-        1: (Status.TIMED_OUT, "stopped after 3 s"),
+        1: (Status.TIMED_OUT, "stopped after 10 s"),
         2: (Status.DONE, None),
         3: (Status.DONE, None),
     }
-    assert next(row for row in rows if row.seed == 1).took >= 3
+    assert next(row for row in rows if row.seed == 1).took >= 10
 
 
 def test_what_is_missing_comes_up_and_leaves_no_worker(tmp_path):

@@ -211,10 +211,13 @@ def _unwrapped(error: RayError) -> Exception:
     if isinstance(cause, SpearError):
         return cause
     first = (str(cause).strip() or "no reason given").splitlines()[0]
-    return ClusterError(
-        f"a task could not be run on the Ray cluster ({type(cause).__name__}: {first}): expected "
-        "spear-fl installed on every machine, in the version that is here"
+    cure = (
+        "expected spear-fl on every machine, in the version that is here"
+        if isinstance(error, RayTaskError)  # a machine did what it was told, and could not
+        else "see Ray's logs, and give the command again: rows that are done are kept"
     )
+    words = f"a trial could not be run on Ray ({type(cause).__name__}: {first}): {cure}"
+    return ClusterError(words)
 
 
 @dataclass(eq=False)
