@@ -19,7 +19,7 @@ from spear.paper.curves import counts, per_point, quantile
 from spear.paper.exhaustive import missed_by_looking, missed_by_rank
 from spear.paper.experiment import Case, Plan
 from spear.paper.plain import PlainFinder
-from spear.paper.searching import TRUE_SINGULAR, Zeros, finder_of, searched
+from spear.paper.searching import LIMIT_SINGULAR, Zeros, finder_of, searched
 from spear.sampling import SamplingFinder
 from spear.selection import select
 from spear.trials import Row, Status, Trial
@@ -172,8 +172,8 @@ def ratios(name, seeds):
         _, (ended,) = searched(case({"max_seconds": None}, seed), planted.view, finder)
         assert ended.matched
         count = ended.counts["submatrices"]
-        independent.append(count / zeros.expected(singular=TRUE_SINGULAR))
-        overlapping.append(count / zeros.expected(singular=TRUE_SINGULAR, overlapping=True))
+        independent.append(count / zeros.expected(singular=LIMIT_SINGULAR))
+        overlapping.append(count / zeros.expected(singular=LIMIT_SINGULAR, overlapping=True))
     return independent, overlapping
 
 
