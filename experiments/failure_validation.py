@@ -141,9 +141,9 @@ def checked(rows):
         "chances of all submatrices to be singular, as if they were independent. A column j that "
         "is zero wherever column i is, with probability (3/4)ᵐ, makes all of them singular at "
         "once, and this is what decides for wide layers. The dotted bound "
-        "(`theory.failure_bound_by_columns`) counts such sets of columns. Networks this narrow "
-        "fail more often still: images share their zeros, and a sample may lose its gradient on "
-        "the way through six layers."
+        "(`theory.failure_bound_by_columns`) counts such sets of columns. Real networks this "
+        "narrow fail more often still. Likely reasons, not taken apart here: images share their "
+        "zeros, and a sample may lose its gradient on the way through six layers."
     )
 
 

@@ -6,7 +6,7 @@ from spear.paper import Drawing, Experiment, Plot, plots
 from spear.paper.batches import NAMES, Batch
 from spear.paper.curves import per_point, share_of, values_of, where
 from spear.paper.plain import PlainFinder
-from spear.paper.searching import TRUE_SINGULAR, Zeros, finder_of, searched, truth_of
+from spear.paper.searching import LIMIT_SINGULAR, Zeros, finder_of, searched, truth_of
 from spear.trials import Measured
 
 ARMS = {"both": True, "first": False}  # stages
@@ -41,7 +41,7 @@ def measure(case):
     zeros = Zeros.of(batch)
     budget = case["max_samples"]
     if budget == "expected":
-        budget = max(case["b"], round(zeros.expected(singular=TRUE_SINGULAR, overlapping=True)))
+        budget = max(case["b"], round(zeros.expected(singular=LIMIT_SINGULAR, overlapping=True)))
     finder = finder_of("overlapping", zeros, max_samples=budget)
     if case["pool"] == "paper":
         finder = PlainFinder(max_samples=budget, adaptive=False, at_once=finder.at_once)

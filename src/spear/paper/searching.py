@@ -28,7 +28,7 @@ from spear.selection import Selection, select
 from spear.trials import Measured, Row
 from spear.update import LayerUpdate
 
-TRUE_SINGULAR = 0.5  # what the chance of a singular matrix tends to, instead of the lemma's 0.939
+LIMIT_SINGULAR = 0.5  # what the chance of a singular matrix tends to, instead of the lemma's 0.939
 _FINE = 100  # looks at the pool within the expected number of submatrices: counts are good to 1 %
 _INVERSES = 4096  # blocks at once, at most: more are no faster
 
@@ -147,7 +147,7 @@ def finder_of(name: str, zeros: Zeros, **options: Any) -> Finder:
     if name not in ("independent", "overlapping"):
         raise InvalidOption(f"expected cascade, independent or overlapping, got {name!r}")
     each = 1 if name == "independent" else len(zeros.columns)
-    expected = zeros.expected(singular=TRUE_SINGULAR, overlapping=name == "overlapping")
+    expected = zeros.expected(singular=LIMIT_SINGULAR, overlapping=name == "overlapping")
     step = min(expected / each / _FINE, _INVERSES)
     return SamplingFinder(
         adaptive=False,
@@ -172,7 +172,7 @@ def counted(case: Case, batch: Batch) -> Measured:
         "sparsity": zeros.sparsity,
         "expected_lemma": theory.expected_samples(len(batch.inputs)),
         "expected_hypergeometric": _finite(zeros.expected()),
-        "expected": _finite(zeros.expected(singular=TRUE_SINGULAR, overlapping=overlapping)),
+        "expected": _finite(zeros.expected(singular=LIMIT_SINGULAR, overlapping=overlapping)),
     }
     return Measured("MATCHED" if truth["matched"] else "NOT MATCHED", metrics, ended.seconds)
 
