@@ -47,9 +47,16 @@ class Run:
     stages: dict[str, float]
     cpu_here: float
     cpu_workers: list[float]
-    load: float  # of the machine when it ended: more than our own processes means others were there
+    others: (
+        float | None
+    )  # cores that other processes kept busy meanwhile: much above 0 spoils seconds
     outcome: str
     same_bits: bool | None  # as the first run of one process; two threads round differently
+
+    def row(self) -> str:
+        """One line of JSON."""
+        common = {"longest": round(self.longest, 2), "torch": torch.__version__}
+        return json.dumps({**asdict(self), **common})
 
     @property
     def longest(self) -> float:
@@ -69,10 +76,20 @@ def cpu_seconds(executor: ProcessPoolExecutor) -> list[float]:
     return seconds
 
 
+def busy_seconds() -> float | None:
+    """Processor time of the whole machine so far (Linux)."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    user, nice, system = stat.read_text().split()[1:4]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def timed(case: str, arm: str, batch: Batch, executor: ProcessPoolExecutor) -> tuple[Any, Any]:
-    """The result, and (seconds, processor time here, processor time of each worker)."""
+    """The result, and what it took: the middle fields of a `Run`."""
     torch.set_num_threads(2 if arm == "two threads" else 1)
-    workers, here, began = cpu_seconds(executor), time.process_time(), time.monotonic()
+    busy, workers = busy_seconds(), cpu_seconds(executor)
+    here, began = time.process_time(), time.monotonic()
     result = spear.invert(
         batch.view,
         model=batch.model,
@@ -81,11 +98,13 @@ def timed(case: str, arm: str, batch: Batch, executor: ProcessPoolExecutor) -> t
         executor=executor if arm == "two processes" else None,
     )
     seconds, here = time.monotonic() - began, time.process_time() - here
-    return result, (
-        seconds,
-        here,
-        [b - a for a, b in zip(workers, cpu_seconds(executor), strict=True)],
-    )
+    workers = [b - a for a, b in zip(workers, cpu_seconds(executor), strict=True)]
+    now, others = busy_seconds(), None
+    if busy is not None and now is not None:
+        others = round(max(0.0, (now - busy - here - sum(workers)) / seconds), 2)
+    stages = {k: round(v, 3) for k, v in result.stats.items() if k in STAGES}
+    used = [round(w, 2) for w in workers] if arm == "two processes" else []
+    return result, (round(seconds, 3), stages, round(here, 3), used, others)
 
 
 def measure(case: str, args: argparse.Namespace, executor: ProcessPoolExecutor) -> list[Run]:
@@ -95,25 +114,11 @@ def measure(case: str, args: argparse.Namespace, executor: ProcessPoolExecutor) 
     first = None
     for repeat in range(args.repeats):
         for arm in args.arms:
-            result, (seconds, here, workers) = timed(case, arm, batch, executor)
+            result, took = timed(case, arm, batch, executor)
             first = result if first is None else first
             same = None if arm == "two threads" else torch.equal(result.inputs, first.inputs)
-            used = workers if arm == "two processes" else []
-            stages = {k: round(v, 3) for k, v in result.stats.items() if k in STAGES}
-            run = Run(
-                case,
-                arm,
-                repeat,
-                round(seconds, 3),
-                stages,
-                round(here, 3),
-                [round(w, 2) for w in used],
-                round(os.getloadavg()[0], 2),
-                result.outcome.name,
-                same,
-            )
-            print(json.dumps({**asdict(run), "longest": round(run.longest, 2)}), flush=True)
-            runs.append(run)
+            runs.append(Run(case, arm, repeat, *took, result.outcome.name, same))
+            print(runs[-1].row(), flush=True)
     return runs
 
 
@@ -130,7 +135,8 @@ def table(case: str, runs: list[Run]) -> None:
         shorter = statistics.median(a.longest / b.longest for a, b in pairs)
         path = "" if arm == "two threads" else f", {shorter:.2f}x by processor time"
         middle = statistics.median(r.seconds for r in own)
-        print(f"  {arm}: {middle:.1f} s, {faster:.2f}x{path} ({spent})")
+        others = max((r.others or 0.0 for r in own), default=0.0)
+        print(f"  {arm}: {middle:.1f} s, {faster:.2f}x{path} ({spent}); others used {others} cores")
 
 
 def main() -> None:
@@ -155,9 +161,7 @@ def main() -> None:
             table(case, runs)
             if args.rows:
                 with args.rows.open("a", encoding="utf-8") as file:
-                    for run in runs:
-                        row = {**asdict(run), "longest": round(run.longest, 2)}
-                        file.write(json.dumps({**row, "torch": torch.__version__}) + "\n")
+                    file.writelines(run.row() + "\n" for run in runs)
 
 
 if __name__ == "__main__":
