@@ -34,4 +34,4 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt
 	touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) spear-demo frontier.jsonl .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) spear-demo spear-results frontier.jsonl .pytest_cache .mypy_cache .ruff_cache

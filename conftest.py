@@ -7,7 +7,7 @@ import torch
 
 collect_ignore = []
 if find_spec("typer") is None or find_spec("rich") is None:
-    collect_ignore += ["src/spear/cli.py", "src/spear/cli_data.py"]
+    collect_ignore += ["src/spear/cli.py", "src/spear/cli_data.py", "src/spear/cli_reproduce.py"]
 if find_spec("opacus") is None:
     collect_ignore.append("src/spear/integrations/opacus")
 if find_spec("ray") is None:
