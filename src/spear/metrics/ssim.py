@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from scipy.ndimage import correlate1d
 from torch import Tensor
-from torch.nn.functional import conv2d
 
 from spear.errors import InvalidOption
 from spear.metrics.pixels import check_pairs
@@ -30,21 +31,28 @@ def ssim(recovered: Tensor, truth: Tensor) -> Tensor:
             f"expected images (k, C, H, W) of at least {WINDOW} x {WINDOW} pixels, the size of the "
             f"window, got {tuple(recovered.shape)}"
         )
-    x, y = recovered.detach().double().cpu(), truth.detach().double().cpu()
-    x_mean, y_mean = _blurred(x), _blurred(y)  # (k, C, H - 10, W - 10)
+    pairs = zip(recovered.detach().double().cpu(), truth.detach().double().cpu(), strict=True)
+    # One by one: what belongs to an image stays in the cache.
+    values = [_similarity(x, y) for x, y in pairs]
+    return torch.stack(values) if values else torch.zeros(0, dtype=torch.float64)
+
+
+def _similarity(x: Tensor, y: Tensor) -> Tensor:
+    """Of two images (C, H, W)."""
+    x_mean, y_mean = _blurred(x), _blurred(y)  # (C, H - 10, W - 10)
     x_variance = _blurred(x * x) - x_mean * x_mean
     y_variance = _blurred(y * y) - y_mean * y_mean
     covariance = _blurred(x * y) - x_mean * y_mean
     alike = (2 * x_mean * y_mean + C1) * (2 * covariance + C2)
     most = (x_mean.square() + y_mean.square() + C1) * (x_variance + y_variance + C2)
-    return (alike / most).flatten(1).mean(1)
+    return (alike / most).mean()
 
 
 def _blurred(images: Tensor) -> Tensor:
     """Gaussian means wherever the whole window fits: rows, then columns."""
-    offsets = torch.arange(WINDOW, dtype=images.dtype) - WINDOW // 2
-    window = torch.exp(-offsets.square() / (2 * SIGMA**2))
-    window = window / window.sum()
-    planes = images.flatten(0, 1)[:, None]  # (k C, 1, H, W)
-    blurred = conv2d(conv2d(planes, window.view(1, 1, -1, 1)), window.view(1, 1, 1, -1))
-    return blurred.view(*images.shape[:2], *blurred.shape[2:])
+    margin = WINDOW // 2
+    offsets = np.arange(WINDOW) - margin
+    window = np.exp(-np.square(offsets) / (2 * SIGMA**2))
+    window /= window.sum()
+    rows = correlate1d(images.numpy(), window, axis=-2)[..., margin:-margin, :]
+    return torch.from_numpy(correlate1d(rows, window, axis=-1)[..., margin:-margin])
