@@ -24,7 +24,6 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(spread, "LARGE", 1)
     monkeypatch.setattr(guesses, "_COLUMNS", 32)
     monkeypatch.setattr(sampling, "_FIRST_STEPS", 3)
-    monkeypatch.setattr(sampling, "_INVERSES", 200)
 
 
 def inverted(planted, finder, executor, **options):
@@ -54,7 +53,7 @@ class Counting:
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("finder", ["cascade", "sampling"])
+@pytest.mark.parametrize("finder", ["cascade", spear.SamplingFinder(at_once=200)])
 def test_the_same_bits_on_any_number_of_workers(finder, pools):
     planted = plant(24, m=120) if finder == "cascade" else plant(8, m=40)
     alone = inverted(planted, finder, None)
@@ -80,7 +79,7 @@ def test_small_problems_stay_in_this_process(pools):
 @pytest.mark.usefixtures("small_pieces")
 def test_killed_workers_do_not_lose_the_inversion():
     planted = plant(12, m=50)
-    finder = spear.SamplingFinder(max_samples=60_000)
+    finder = spear.SamplingFinder(max_samples=60_000, at_once=200)
     alone = inverted(planted, finder, None)
     with spear.workers(2) as executor:
         counting = Counting(executor)
