@@ -1,6 +1,9 @@
 """Work spread over processes: the same bits on any number of workers, and nothing lost with them."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -188,6 +191,27 @@ def test_packing_keeps_numbers_and_their_order_in_memory():
     assert unpack(pack(cube.permute(2, 0, 1))).stride() == cube.permute(2, 0, 1).stride()
     assert len(pack(cube[:, 0])) < len(pack(cube))  # a view does not drag its storage along
     assert torch.equal(unpack(pack((side, 1)))[0].white, side.white)
+
+
+ORPHANS = """
+import os, signal, spear
+if __name__ == "__main__":
+    executor = spear.workers(1)
+    executor.submit(os.getpid).result()
+    print(*executor._processes, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS)
+    # The worker inherits stdout, so that the output ends when it does.
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(done.stdout.split()) == 1
 
 
 @pytest.mark.parametrize("executor", ["two", 2, object()])

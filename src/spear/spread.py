@@ -10,8 +10,10 @@ from __future__ import annotations
 import io
 import itertools
 import multiprocessing
+import os
 import pickle
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -70,10 +72,19 @@ def workers(count: int) -> ProcessPoolExecutor:
 
 
 def one_thread() -> None:
-    """Prepare a worker process: one thread, and Ctrl-C left to the process that collects."""
+    """Prepare a worker process: one thread, Ctrl-C left to its parent, and an end when that is killed."""
     torch.set_num_threads(1)
     torch.empty(_KEPT, dtype=torch.uint8)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Python's pools leave their workers behind, waiting for ever, where the parent was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @dataclass(eq=False)
