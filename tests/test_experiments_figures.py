@@ -179,8 +179,8 @@ def ratios(name, seeds):
 
 @pytest.mark.parametrize("name", ["independent", "overlapping"])
 def test_counts_fall_on_the_expectation_that_is_theirs(name):
-    """The mean of 30 counts lies within three standard errors, some 25 %; the other is off by more."""
-    both = ratios(name, range(30))
+    """The mean of 50 counts lies within three standard errors, some 25 %; the other is off by more."""
+    both = ratios(name, range(50))
     own, other = both if name == "independent" else both[::-1]
     error, error_of_other = (statistics.stdev(x) / math.sqrt(len(x)) for x in (own, other))
     assert error < 0.1
