@@ -50,7 +50,7 @@ def _drawn(name: str, results: Path, out: Path) -> tuple[Drawing, str]:
     parts = [
         f"## {experiment.place}: {experiment.title}",
         *(table.markdown() for table in drawing.tables),
-        *(f"![{caption}]({file})\n\n*{caption}*" for file, caption in shown),
+        *(f"![{experiment.place}]({file})\n\n*{caption}*" for file, caption in shown),
         *drawing.notes,
         _origin(name, experiment, [row for part in rows.values() for row in part]),
     ]
