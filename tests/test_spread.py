@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ def pools():
 def small_pieces(monkeypatch):
     """Cut and send what would be too small to: a problem above the rule takes a minute."""
     monkeypatch.setattr(spread, "LARGE", 1)
+    monkeypatch.setattr(spread, "_BY_FILE", 1)
     monkeypatch.setattr(guesses, "_COLUMNS", 32)
     monkeypatch.setattr(sampling, "_FIRST_STEPS", 3)
     monkeypatch.setattr(sampling, "_INVERSES", 200)
@@ -137,6 +140,36 @@ def test_an_exception_of_a_worker_is_told_and_its_work_done_here(pools):
 def test_an_exception_here_is_raised(pools):
     with pytest.raises(ValueError, match="cannot do"):
         list(Spread(pools["two"]).run(only_here, (-1,), [(torch.ones(1),)], lambda: None))
+
+
+class Elsewhere(Counting):
+    """Workers of another machine: the files of this one are not there."""
+
+    def submit(self, function, *args):
+        if isinstance(args[1], str):
+            Path(args[1]).unlink(missing_ok=True)
+        return super().submit(function, *args)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_workers_that_do_not_see_our_files_are_sent_everything(pools):
+    planted = plant(24, m=120)
+    alone, executor = inverted(planted, "cascade", None), Elsewhere(pools["two"])
+    result = inverted(planted, "cascade", executor)
+    assert len(executor.sent) > 40
+    assert result.reason == alone.reason
+    assert torch.equal(result.inputs, alone.inputs)
+
+
+def test_what_is_shared_leaves_no_file_behind(pools, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    results = Spread(pools["two"]).run(
+        torch.add, (torch.ones(1 << 18),), [(i,) for i in range(20)], lambda: None
+    )
+    assert float(next(results)[0]) == 1
+    assert [p.name for p in tmp_path.glob("*/*")] == ["shared"]
+    results.close()
+    assert not list(tmp_path.iterdir())
 
 
 def doze(x):
