@@ -3,7 +3,7 @@
     python benchmarks/spread.py --data ../shared/data --rows benchmarks/rows/spread.jsonl
 
 Each line of the rows is one inversion: seconds per stage, and the processor time of this process and of
-each worker. On a machine that others use as well, seconds say little; `free` does: the processor time of
+each worker. Where others use the machine as well, seconds say little; `free` does: processor time of
 this process plus the mean of its workers, which is what it takes where each has a core of its own.
 """
 
