@@ -3,8 +3,8 @@
     python benchmarks/spread.py --data ../shared/data --rows benchmarks/rows/spread.jsonl
 
 Each line of the rows is one inversion: seconds per stage, and the processor time of this process and of
-each worker. On a machine that others use as well, seconds say little; `longest` does: the processor
-time of this process plus that of the busiest worker, which is what it takes on cores of its own.
+each worker. Where others use the machine as well, seconds say little; `free` does: processor time of
+this process plus the mean of its workers, which is what it takes where each has a core of its own.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Run:
 
     def row(self) -> str:
         """One line of JSON."""
-        common = {"longest": round(self.longest, 2), "torch": torch.__version__}
+        common = {"free": round(self.free, 2), "torch": torch.__version__}
         return json.dumps({**asdict(self), **common})
 
     @property
-    def longest(self) -> float:
-        """Processor time on the longest path; of two threads nobody knows how it was shared."""
-        return self.cpu_here + max(self.cpu_workers, default=0.0)
+    def free(self) -> float:
+        """Seconds on free cores, where workers share out evenly; of two threads it says nothing."""
+        return self.cpu_here + (statistics.mean(self.cpu_workers) if self.cpu_workers else 0.0)
 
 
 def cpu_seconds(executor: ProcessPoolExecutor) -> list[float]:
@@ -132,7 +132,7 @@ def table(case: str, runs: list[Run]) -> None:
         spent = ", ".join(f"{s} {t:.1f}" for s, t in stages.items() if t >= 0.05)
         pairs = list(zip(by_arm[ARMS[0]], own, strict=True))
         faster = statistics.median(a.seconds / b.seconds for a, b in pairs)
-        shorter = statistics.median(a.longest / b.longest for a, b in pairs)
+        shorter = statistics.median(a.free / b.free for a, b in pairs)
         path = "" if arm == "two threads" else f", {shorter:.2f}x by processor time"
         middle = statistics.median(r.seconds for r in own)
         others = max((r.others or 0.0 for r in own), default=0.0)
