@@ -32,7 +32,7 @@ NOTES = (
     f"sample came back with {EXACT_DB:.0f} dB or more, or at most {LOSSES[0]} dB (or {LOSSES[1]}, "
     "twice the error) below its own reference.",
     "Where the paper's PSNR lies above our reference (PSNR ours + dB below reference), its noise or "
-    "its network must differ from ours: an attack has no more to go by than least squares here.",
+    "its network may differ from ours, or its PSNR may be of pixels clipped to [0, 1]; ours is not.",
 )
 
 

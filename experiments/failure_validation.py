@@ -94,6 +94,10 @@ def panel(axes, rows, b):
     axes.set(title=f"$b = {b}$", yscale="log", ylim=(1e-5, 1.6), xlim=(0, 41))
 
 
+def _size(legend):
+    return len(legend[0])
+
+
 def figure(rows):
     drawn = plots.figure(6.0, 4.4)
     grid = drawn.subplots(2, 2, sharex=True, sharey=True)
@@ -103,7 +107,7 @@ def figure(rows):
         axes.set_xlabel("width $m$")
     for axes in grid[:, 0]:
         axes.set_ylabel("failure probability")
-    handles, labels = max((axes.get_legend_handles_labels() for axes in grid.flat), key=len)
+    handles, labels = max((axes.get_legend_handles_labels() for axes in grid.flat), key=_size)
     drawn.legend(handles, labels, loc="outside lower center", ncols=3)
     return drawn
 
@@ -141,9 +145,9 @@ def checked(rows):
         "chances of all submatrices to be singular, as if they were independent. A column j that "
         "is zero wherever column i is, with probability (3/4)ᵐ, makes all of them singular at "
         "once, and this is what decides for wide layers. The dotted bound "
-        "(`theory.failure_bound_by_columns`) counts such sets of columns. Real networks this "
-        "narrow fail more often still. Likely reasons, not taken apart here: images share their "
-        "zeros, and a sample may lose its gradient on the way through six layers."
+        "(`theory.failure_bound_by_columns`) counts such sets of columns. Where real "
+        "networks this narrow fail more often still, likely reasons, not taken apart here, are that "
+        "images share their zeros, and that a sample loses its gradient on the way through six layers."
     )
 
 

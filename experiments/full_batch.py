@@ -6,7 +6,7 @@ from spear.metrics import score_images
 from spear.paper import Drawing, Experiment
 from spear.paper.batches import Batch, attack, images, judge
 from spear.paper.drawing import Picture
-from spear.paper.figures import NOT_RUN
+from spear.paper.figures import NOT_RUN, decimal
 from spear.paper.galleries import Strip, Tile, aligned, gallery, plain
 from spear.paper.rivals import guess
 from spear.trials import Measured, Trial
@@ -81,13 +81,13 @@ def draw(rows):
     drawn = [row for row in rows["full_batch"] if "full" in row.pictures]
     if not drawn:
         return Drawing(notes=[NOT_RUN])
-    row = drawn[0]
+    row = drawn[-1]
     metrics, seconds = row.metrics, row.stages["geiping"]
     caption = (
         f"All {row.settings['b']} images of a TinyImageNet batch of a single class, recovered by "
-        f"SPEAR (top, mean PSNR {metrics['psnr']:.1f} dB, {row.seconds:.1f} s) and by Geiping et al. "
-        f"(middle, {metrics['geiping']:.1f} dB, {seconds:.0f} s), and as they are (bottom). Geiping et "
-        f"al. are given the labels, SPEAR is not. Seed {row.seed}."
+        f"SPEAR (top, mean PSNR {decimal(metrics['psnr'])} dB, {row.seconds:.1f} s) and by Geiping et "
+        f"al. (middle, {metrics['geiping']:.1f} dB, {seconds:.0f} s), and as they are (bottom). "
+        f"Geiping et al. are given the labels, SPEAR is not. Seed {row.seed}."
     )
     return Drawing(pictures=[Picture("full", row.pictures["full"], caption)])
 

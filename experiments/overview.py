@@ -9,7 +9,7 @@ from spear.audit.pictures import data_uri
 from spear.directions import Watch, looseness, unit
 from spear.paper import Drawing, Experiment, Plot
 from spear.paper.batches import Batch, attack, judge
-from spear.paper.figures import NOT_RUN
+from spear.paper.figures import NOT_RUN, decimal
 from spear.paper.galleries import aligned
 from spear.paper.overview import overview
 from spear.pool import Pool
@@ -141,7 +141,7 @@ def draw(rows):
     drawn = [row for row in rows["overview"] if "examples" in row.metrics]
     if not drawn:
         return Drawing(notes=[NOT_RUN])
-    row = drawn[0]
+    row = drawn[-1]
     b, m, metrics = row.settings["b"], row.settings["m"], row.metrics
     caption = (
         f"SPEAR on a real batch of {b} TinyImageNet images, a layer of {m} neurons. The gradient (i) "
@@ -151,7 +151,7 @@ def draw(rows):
         f"{metrics['candidates']} candidates (iv): {metrics['mixes'].count(1)} samples, "
         f"{metrics['mixes'].count(2)} mixes of two, {sum(k > 2 for k in metrics['mixes'])} of more "
         f"(orange); the greedy choice keeps {b}. The bias gradient gives their scale, and with it the "
-        f"inputs (v), at {metrics['psnr']:.1f} dB."
+        f"inputs (v), at {decimal(metrics['psnr'])} dB."
     )
     return Drawing(plots=[Plot("method", lambda: overview(row), caption)])
 

@@ -58,7 +58,7 @@ def draw(rows):
             f"3), by mean PSNR ({_decibels(row)}; seed {row.seed}): recovered above, originals below."
         )
         if not row.metrics["same_as_main"]:
-            caption += f" Table 3's run of it, elsewhere, had {trial.settings['main_psnr']} dB."
+            caption += f" In Table 3 it had {trial.settings['main_psnr']} dB."
         pictures.append(Picture(f"{percentile}th", row.pictures["batch"], caption))
     return Drawing(pictures=pictures, notes=[] if pictures else [NOT_RUN])
 

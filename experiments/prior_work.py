@@ -29,7 +29,7 @@ NOTES = (
     "CI-Net is not run here: no code of ours. Geiping et al. are given the true labels, the shape and "
     "the range of the pixels, the cocktail party attack shape and range; SPEAR is given none of these.",
     f"Both rivals ran for {CELLS['Geiping et al.']['iterations']:,} iterations on at most {AT_MOST} "
-    "batches, with our own code and one thread, and still improve at that point; the paper ran the "
+    "batches, with our own code and one thread; the paper ran the "
     "`breaching` library's Geiping et al. on a GPU.",
 )
 

@@ -9,7 +9,7 @@ def draw(rows):
     drawn = [row for row in rows["full_batch"] if "four" in row.pictures]
     if not drawn:
         return Drawing(notes=[NOT_RUN])
-    row = drawn[0]
+    row = drawn[-1]
     caption = (
         f"Four images of a batch of {row.settings['b']}, recovered by SPEAR (top) and by Geiping et "
         "al. (middle), and as they are (bottom). From left to right: the image that Geiping et al. "

@@ -121,6 +121,7 @@ EXPERIMENT = Experiment(
     place="Figure 7",
     title="Effect of training",
     batches=20,
+    needs=("MNIST",),
     cells=[cell(steps, part, finder) for steps in STEPS for part in PARTS for finder in FINDERS],
     measure=measure,
     draw=draw,

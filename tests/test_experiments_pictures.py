@@ -249,9 +249,10 @@ def test_four_images_span_the_rivals_ranking():
     assert module("full_batch").spread(psnr) == [1, 6, 0, 2]
 
 
-def test_the_teaser_shows_the_picture_of_the_full_batch(data_root, tmp_path):
+def test_the_teaser_shows_the_picture_of_the_full_batch(data_root, tmp_path, monkeypatch):
     full = module("full_batch")
     settings = {**full.SETTINGS, "b": 5, "m": 60, "iterations": 20}
+    monkeypatch.setattr(full, "SETTINGS", settings)  # rows of other settings are not drawn
     row, pictures = stored("full_batch", settings, 1, data_root)
     assert row.status is Status.DONE, row.error
     again, same = stored("full_batch", settings, 1, data_root)
@@ -271,6 +272,7 @@ def test_the_teaser_shows_the_picture_of_the_full_batch(data_root, tmp_path):
 
 def test_the_overview_is_drawn_from_its_row_alone(data_root, tmp_path, monkeypatch):
     settings = {**module("overview").SETTINGS, "b": 4, "m": 60, "submatrices": 300}
+    monkeypatch.setattr(module("overview"), "SETTINGS", settings)
     row, pictures = stored("overview", settings, 2, data_root)
     assert row.status is Status.DONE, row.error
     found = row.metrics

@@ -1,6 +1,8 @@
 """spear reproduce: the paper's tables and figures, from the command to the page."""
 
+import dataclasses
 import json
+import math
 import os
 import re
 import subprocess
@@ -127,6 +129,35 @@ def test_rows_that_failed_count_and_are_run_again_only_when_asked(data_root, tmp
     assert "1 of them failed or timed out" in shown
     assert "1 ×: RuntimeError: no" in shown
     assert "0 % (0.0–97.5) of 1" in shown
+
+
+def test_rows_of_settings_that_are_no_more_are_kept_but_not_drawn(data_root, tmp_path):
+    trial = plan("one_label", Options(tmp_path, data_root, batches=1)).open[0]
+    other = Trial("one_label", {**trial.settings, "max_seconds": 1}, trial.seed)
+    with RowFile(tmp_path, "one_label").writing() as file:
+        for t in (trial, other):
+            row = Row(
+                t.key, "one_label", dict(t.settings), t.seed, Status.DONE, "EXACT", {}, 1, {}, 1
+            )
+            file.append(dataclasses.replace(row, metrics={"exact": t is trial}), {})
+    assert len(rows(tmp_path, "one_label")) == 2
+    shown = spear("reproduce", "one_label", "--only-draw", "--results", tmp_path).stdout
+    assert "100 % (2.5–100.0) of 1" in shown
+
+
+def test_a_trial_whose_own_time_ran_out_counts_as_cut_short():
+    row = Row("k", "x", {"max_seconds": 2}, 0, Status.DONE, "FAILED", {}, 2.1, {}, 3.0)
+    assert row.cut_short
+    assert not dataclasses.replace(row, seconds=1.9).cut_short
+    assert not dataclasses.replace(row, stages={"guess": 1.0}).cut_short
+    assert dataclasses.replace(row, seconds=0.1, status=Status.TIMED_OUT).cut_short
+
+
+def test_rows_are_strict_json():
+    row = Row(
+        "k", "x", {}, 0, Status.DONE, "EXACT", {"loss": math.nan, "by": [math.inf, 1]}, 1, {}, 1
+    )
+    assert json.loads(row.line())["metrics"] == {"loss": None, "by": [None, 1]}
 
 
 def test_what_is_left_is_estimated_cell_by_cell():

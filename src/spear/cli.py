@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -36,6 +37,9 @@ cli_data.register(app, console)
 
 def run() -> None:
     """Run the command; our own errors and the disk's end in one sentence and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):  # a console that cannot write × or σ gets a ?
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:

@@ -72,7 +72,7 @@ def workers(count: int) -> ProcessPoolExecutor:
 
 
 def one_thread() -> None:
-    """Prepare a worker process: one thread, Ctrl-C left to its parent, and an end when that is killed."""
+    """Prepare a worker process: one thread, Ctrl-C left to its parent, no life after it."""
     torch.set_num_threads(1)
     torch.empty(_KEPT, dtype=torch.uint8)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

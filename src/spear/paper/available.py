@@ -19,7 +19,7 @@ def runnable(
     absent = [name for name in needs if _lacks(root, name)]
     if absent:
         return [], absent
-    wanted = [str(trial.settings.get("data", "")) for trial in trials]
+    wanted = [str(t.settings.get("data") or t.settings.get("source")) for t in trials]
     missing = [name for name in dict.fromkeys(wanted) if name in DATASETS and _unread(root, name)]
     kept = [trial for trial, name in zip(trials, wanted, strict=True) if name not in missing]
     return kept, [NAMES[name] for name in missing]

@@ -31,11 +31,14 @@ def metric(rows: Iterable[Row], name: str) -> list[float]:
     return [float(value) for value in values if value is not None]
 
 
-def decimal(value: float, digits: int = 1) -> str:
-    """
+def decimal(value: float | None, digits: int = 1) -> str:
+    """A number to so many digits, with a power of ten where that is shorter.
+
     >>> decimal(0.0000123), decimal(157.68), decimal(0.0)
     ('1.2 × 10⁻⁵', '157.7', '0')
     """
+    if value is None:
+        return NONE
     if value == 0:
         return "0"
     if not math.isfinite(value):
@@ -97,7 +100,7 @@ def seconds(rows: Sequence[Row], stage: str | None = None) -> str:
     if not values:
         return NOT_RUN if not rows else NONE
     value = statistics.fmean(values)
-    return f"{value:.2f} s" if value < 60 else f"{value / 60:.1f} min"
+    return (f"{value:.2f} s" if value < 60 else f"{value / 60:.1f} min") + _without(values, rows)
 
 
 def median(rows: Sequence[Row], name: str) -> str:
@@ -109,7 +112,14 @@ def median(rows: Sequence[Row], name: str) -> str:
     values = metric(rows, name)
     if not values:
         return NOT_RUN if not rows else NONE
-    return f"{statistics.median(values):,.0f}"
+    return f"{statistics.median(values):,.0f}" + _without(values, rows)
+
+
+def _without(values: Sequence[float], rows: Sequence[Row]) -> str:
+    """How many rows have no value."""
+    return (
+        "" if len(values) == len(rows) else f" ({len(rows) - len(values)} of {len(rows)} without)"
+    )
 
 
 def verdicts(rows: Iterable[Row]) -> str:
@@ -121,5 +131,13 @@ def verdicts(rows: Iterable[Row]) -> str:
     wrong = sum(int(row.metrics["certified_wrong"]) for row in judged)
     return (
         f"Verdicts of SPEAR, given without the truth: {told or 'none yet'}. {false} false EXACT, "
-        f"{wrong} certified wrong in {len(judged):,} rows."
+        f"{wrong} certified wrong in {len(judged):,} rows.{_incomplete(judged)}"
     )
+
+
+def _incomplete(rows: Sequence[Row]) -> str:
+    """A sentence on batches of which a part came back."""
+    part = sum(bool(row.metrics.get("missing")) for row in rows)
+    if not part:
+        return ""
+    return f" In {part} of them samples are missing: their means are over those that came back."

@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from spear.errors import DataError
 from spear.paper import catalogue, plots
 from spear.paper.drawing import Drawing
 from spear.paper.experiment import Experiment
 from spear.paper.reproduce import rows_for
-from spear.trials import Row, RowFile, Status
+from spear.trials import Row, RowFile
 
 _INTRO = """# Results
 
@@ -20,8 +21,9 @@ The paper's tables and figures, its numbers beside ours. Drawn by `spear reprodu
 rows that were run before: one line of JSON a batch, with its seed, settings, verdict, metrics, seconds,
 versions and commit. Failed and timed-out batches are rows and count. Accuracy is the share of batches
 in which every sample is right to 60 dB or better, with its 95 % Clopper-Pearson interval; ± is the 95 %
-interval of a mean over batches. The paper's times are minutes on a GPU; ours are the inversion's, with
-one thread of a shared two-core CPU."""
+interval of a mean over batches. PSNR, SSIM, MSE, MAE and LPIPS of a batch are means over the samples
+that came back. The paper's times are minutes on a GPU; ours are the attack's alone, with one thread of
+a CPU."""
 
 
 def write(name: str, results: Path, out: Path) -> str:
@@ -70,7 +72,10 @@ def _pictures(name: str, drawing: Drawing, results: Path, out: Path) -> list[tup
     shown = []
     for picture in drawing.pictures:
         path = out / f"{name}-{picture.name}.png"
-        shutil.copyfile(RowFile(results, name).picture(picture.file), path)
+        stored = RowFile(results, name).picture(picture.file)
+        if not stored.is_file():
+            raise DataError(f"{stored} is missing: expected the picture of a row of {name}")
+        shutil.copyfile(stored, path)
         shown.append((path.name, picture.caption))
     return shown
 
@@ -79,13 +84,13 @@ def _origin(name: str, experiment: Experiment, rows: Sequence[Row]) -> str:
     """Which rows this is drawn from, and the command that makes such rows."""
     if not rows and not (experiment.cells or experiment.plan):
         return f"`spear reproduce {name}`"
-    bad = [row for row in rows if row.status is not Status.DONE]
+    bad = [row for row in rows if row.cut_short]
     commits = sorted({row.commit or "no checkout" for row in rows})
     told = f"{len(rows):,} rows" + (f", {len(bad)} of them failed or timed out" if bad else "")
     seeds = f", seeds {min(r.seed for r in rows)}–{max(r.seed for r in rows)}" if rows else ""
     of = f", commits {', '.join(commits)}" if commits else ""
     lines = [f"`spear reproduce {name}`: {told}{seeds}{of}."]
-    errors = Counter(row.error for row in bad)
+    errors = Counter(row.error or "its max_seconds were over" for row in bad)
     lines += [f"- {count} ×: {error}" for error, count in errors.most_common(3)]
     return "\n".join(lines)
 

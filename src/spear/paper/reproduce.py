@@ -12,7 +12,7 @@ from spear.errors import InvalidOption
 from spear.paper import catalogue
 from spear.paper.available import runnable
 from spear.paper.experiment import Case, Plan
-from spear.trials import Engine, Measured, Row, RowFile, Status, Step, Trial
+from spear.trials import Engine, Measured, Row, RowFile, Step, Trial
 from spear.trials.trial import Report
 
 _BETWEEN = 0.2  # seconds between two words on how far a trial is
@@ -62,7 +62,7 @@ def plan(name: str, options: Options) -> Part:
             raise InvalidOption("expected --data or SPEAR_DATA, the folder with the datasets")
         trials, absent = runnable(trials, experiment.needs, options.data)
     done = RowFile(options.results, name).rows()
-    bad = {key for key, row in done.items() if options.again and row.status is not Status.DONE}
+    bad = {key for key, row in done.items() if options.again and row.cut_short}
     left = [trial for trial in trials if trial.key not in done or trial.key in bad]
     return Part(name, trials, left, absent)
 
@@ -79,7 +79,11 @@ def run(part: Part, options: Options, engine: Engine, on_step: Report) -> Iterat
     assert options.data is not None
     work = partial(measured, data=options.data.resolve())
     with RowFile(options.results, part.name).writing() as file:
-        for row, pictures in engine.run(part.open, work, on_step):
+        done = (
+            set() if options.again else set(file.rows())
+        )  # by another run, before we had the lock
+        left = [trial for trial in part.open if trial.key not in done]
+        for row, pictures in engine.run(left, work, on_step):
             file.append(row, pictures)
             yield row
 
@@ -107,5 +111,10 @@ def _thinned(
 
 
 def rows_for(name: str, results: Path) -> Mapping[str, Sequence[Row]]:
-    """All that an experiment draws from, by the experiment's name."""
-    return {n: rows_of(n, results) for n in catalogue.with_sources((name,))}
+    """All that an experiment draws from, by the experiment's name: rows of settings it still has."""
+    found: dict[str, Sequence[Row]] = {}
+    for source in catalogue.with_sources((name,)):
+        grid = catalogue.load(source).trials(source, Plan(1, 0, found))
+        cells = [dict(trial.settings) for trial in grid]
+        found[source] = [row for row in rows_of(source, results) if row.settings in cells]
+    return found

@@ -17,12 +17,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 
-from spear.errors import InvalidOption
+from spear.errors import ClusterError, InvalidOption
 from spear.trials.trial import Report, Row, Status, Step, Trial, Work, ended, measure
 
 _NAME = "local"
 _ATTEMPTS = 2
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_MOST = 61  # Windows waits for no more at once
 _PATIENCE = 0.5  # seconds between two looks at the clock
 _CONTEXT = multiprocessing.get_context("spawn")  # as on Windows and macOS: no locks are inherited
 
@@ -36,7 +37,7 @@ class LocalEngine:
         max_seconds: a trial that runs longer is stopped, and its row says so.
     """
 
-    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
+    workers: int = field(default_factory=lambda: min(os.cpu_count() or 1, _MOST))
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -129,6 +130,11 @@ class _Worker:
         self.stop()
         if self.attempt < _ATTEMPTS:
             return self.trial
+        if self.began is None:
+            raise ClusterError(
+                f"worker processes do not start (exit code {self.process.exitcode}): expected one to "
+                "import torch and spear; a script that runs them needs `if __name__ == '__main__':`"
+            )
         words = f"its worker died {self.attempt} times (exit code {self.process.exitcode})"
         return ended(self.trial, Status.FAILED, words, self.took, _NAME), {}
 

@@ -37,7 +37,7 @@ class Remaining:
             return 0.0 if not self._open else None
         usual = statistics.fmean(means.values())
         work = sum(means.get(cell, usual) for cell in self._open.values())
-        elapsed = time.monotonic() - self._began
+        elapsed = max(1e-9, time.monotonic() - self._began)
         return work / max(1.0, self._work / elapsed)  # how many run side by side
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -45,7 +46,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Measured:
-    """What a trial gave. But for the seconds, the same trial gives the same bits anywhere."""
+    """What a trial gave. But for the seconds the same bits anywhere, unless its time runs out."""
 
     outcome: str
     metrics: Mapping[str, Any]
@@ -75,12 +76,20 @@ class Row:
     engine: str = "local"
 
     def line(self) -> str:
-        return json.dumps({**asdict(self), "status": self.status.value})
+        return json.dumps(_finite({**asdict(self), "status": self.status.value}), allow_nan=False)
 
     @staticmethod
     def of_line(line: str) -> Row:
         content = json.loads(line)
         return Row(**{**content, "status": Status(content["status"])})
+
+    @property
+    def cut_short(self) -> bool:
+        """Did it fail, or did its time run out: the engine's limit, or the setting `max_seconds`?"""
+        limit = self.settings.get("max_seconds")
+        if self.status is not Status.DONE or limit is None or self.seconds is None:
+            return self.status is not Status.DONE
+        return bool(self.seconds - self.stages.get("guess", 0.0) >= limit)  # without a prior's
 
     @property
     def result(self) -> dict[str, Any]:
@@ -172,6 +181,17 @@ def ended(trial: Trial, status: Status, error: str, took: float, engine: str) ->
         commit=commit(),
         engine=engine,
     )
+
+
+def _finite(value: Any) -> Any:
+    """JSON has neither NaN nor infinity: what is not a number is not there."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return value
 
 
 def _file_name(image: bytes) -> str:
