@@ -23,7 +23,13 @@ from trial_work import grid, trial, wait_for, work
 pytest.importorskip("filelock", reason="needs the cli extra")
 HERE = Path(__file__).resolve().parent
 WORDS = st.text(max_size=20)
-NUMBERS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS
+NUMBERS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | WORDS
+)
 JSON = st.dictionaries(WORDS, NUMBERS | st.lists(NUMBERS, max_size=3), max_size=4)
 
 
