@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 import spear
 from spear import data
-from spear.audit.pictures import png
 from spear.baselines import (
     CocktailPartyAttack,
     FeatureInversion,
@@ -40,6 +39,7 @@ from spear.federated import fedsgd
 from spear.federated.models import Vgg16
 from spear.layers import network_before
 from spear.metrics import Lpips, score_features, score_images
+from spear.report.pictures import png
 
 LAYER = "classifier.0"
 Row = dict[str, object]

@@ -5,7 +5,6 @@ import math
 import torch
 
 from spear import theory
-from spear.audit.pictures import data_uri
 from spear.directions import Watch, looseness, unit
 from spear.paper import Drawing, Experiment, Plot
 from spear.paper.batches import Batch, attack, judge
@@ -13,6 +12,7 @@ from spear.paper.figures import NOT_RUN, decimal
 from spear.paper.galleries import aligned
 from spear.paper.overview import overview
 from spear.pool import Pool
+from spear.report.pictures import data_uri
 from spear.selection import select
 from spear.trials import Measured, Trial
 

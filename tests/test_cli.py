@@ -10,9 +10,9 @@ pytest.importorskip("typer", reason="needs the cli extra")
 pytest.importorskip("skimage", reason="needs the cli extra")
 
 from spear.audit.demo import DemoSettings, run_demo
-from spear.audit.pictures import png, side_by_side
 from spear.errors import InvalidOption
 from spear.inversion import Outcome
+from spear.report.pictures import png, side_by_side
 
 SMALL = ["--batch-size", "6", "--width", "120", "--depth", "3", "--pixels", "16"]
 

@@ -4,7 +4,9 @@ from spear.cascade import CascadeFinder
 from spear.certificate import Proof
 from spear.directions import Progress
 from spear.errors import (
+    InvalidFile,
     InvalidOption,
+    InvalidReport,
     InvalidUpdate,
     MissingExtra,
     NoAttackableLayer,
@@ -12,6 +14,7 @@ from spear.errors import (
     SpearError,
 )
 from spear.inversion import Inversion, Outcome, invert
+from spear.report import Report, load
 from spear.sampling import SamplingFinder
 from spear.spread import workers
 from spear.update import LayerUpdate, observe
@@ -20,7 +23,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CascadeFinder",
+    "InvalidFile",
     "InvalidOption",
+    "InvalidReport",
     "InvalidUpdate",
     "Inversion",
     "LayerUpdate",
@@ -30,9 +35,11 @@ __all__ = [
     "Outcome",
     "Progress",
     "Proof",
+    "Report",
     "SamplingFinder",
     "SpearError",
     "invert",
+    "load",
     "observe",
     "workers",
 ]

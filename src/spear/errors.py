@@ -71,5 +71,13 @@ class DamagedData(DataError):
     """A dataset is there, but wrong or half-copied; the message says which file and what to do."""
 
 
+class InvalidReport(SpearError, ValueError):
+    """A file is no report of ours, or a damaged one, or one of a newer version."""
+
+
+class InvalidFile(SpearError, ValueError):
+    """A file with weights or an update cannot be read; the message says what was expected in it."""
+
+
 class ClusterError(SpearError):
     """The machines that trials are to run on cannot be reached, or cannot run them."""

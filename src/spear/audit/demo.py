@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 import spear
-from spear.audit import pictures
 from spear.data.photos import photo_crops
 from spear.directions import Progress
 from spear.errors import InvalidOption, MissingExtra
 from spear.federated import fedsgd, mlp
 from spear.inversion import FINDERS, Inversion, invert
 from spear.metrics import Score, score
+from spear.report import pictures
 from spear.update import observe
 
 _CLASSES = 10

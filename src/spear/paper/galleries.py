@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from spear.audit.pictures import encode, picture
 from spear.errors import InvalidOption, MissingExtra
 from spear.inversion import Inversion
 from spear.metrics import ImageScore
 from spear.paper.batches import Batch
 from spear.paper.plots import GREEN, GREY, RED
+from spear.report.pictures import encode, picture
 
 if TYPE_CHECKING:
     from PIL import ImageFont

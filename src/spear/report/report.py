@@ -1,0 +1,146 @@
+"""A report: the verdict first, then the evidence. The same for one file, a sweep and a federation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from spear.inversion import Outcome
+from spear.report.finding import Finding
+
+_SEVERITY = (Outcome.FAILED, Outcome.APPROXIMATE, Outcome.PARTIAL, Outcome.EXACT)
+
+Cell = str | int | float | bool | None
+
+
+class Level(Enum):
+    """What a remark means for the clients."""
+
+    EXPOSED = "exposed"  # an attack gets through here
+    PROTECTED = "protected"  # something stands in its way
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One thing worth knowing about a model, a protocol or a run, in plain words."""
+
+    level: Level
+    subject: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures in rows; the page lets readers sort them."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A plot, as SVG."""
+
+    title: str
+    svg: str
+    caption: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Everything an audit came to, to show to others and to load back.
+
+    `save` writes it as JSON (`spear.load` reads that), `page` renders the HTML, `redacted` leaves
+    out everything that was recovered: a report with clients' data is itself a leak.
+    """
+
+    kind: str
+    """What made it: "inversion", "audit", "flower" or "demo"."""
+    title: str
+    headline: str
+    """The verdict in one sentence."""
+    findings: tuple[Finding, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+    tables: tuple[Table, ...] = ()
+    drawings: tuple[Drawing, ...] = field(default=(), repr=False)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What to give to repeat it, as JSON has it; "command" is the command line."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    created: str = ""
+    """When, as ISO 8601 in UTC."""
+    seconds: float | None = None
+    """Of the whole run."""
+    is_redacted: bool = False
+
+    @staticmethod
+    def new(
+        kind: str,
+        title: str,
+        headline: str,
+        findings: Sequence[Finding] = (),
+        *,
+        remarks: Sequence[Remark] = (),
+        tables: Sequence[Table] = (),
+        drawings: Sequence[Drawing] = (),
+        settings: Mapping[str, Any] | None = None,
+        seconds: float | None = None,
+    ) -> Report:
+        """A report of now, with the versions of what made it."""
+        import torch
+
+        from spear.trials.provenance import commit, versions
+
+        made_by = dict(versions()) | {"threads": str(torch.get_num_threads())}
+        if commit():
+            made_by["commit"] = str(commit())
+        return Report(
+            kind,
+            title,
+            headline,
+            tuple(findings),
+            tuple(remarks),
+            tuple(tables),
+            tuple(drawings),
+            dict(settings or {}),
+            made_by,
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds,
+        )
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The worst that happened to any client; None where nothing was attacked."""
+        outcomes = [finding.outcome for finding in self.findings]
+        return max(outcomes, key=_SEVERITY.index) if outcomes else None
+
+    def redacted(self) -> Report:
+        """The same without recovered data, originals and labels."""
+        findings = tuple(finding.redacted() for finding in self.findings)
+        return dataclasses.replace(self, findings=findings, is_redacted=True)
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON, readable by its owner only: it holds what was recovered."""
+        from spear.report.document import dump
+        from spear.report.files import write_private
+
+        write_private(Path(path), dump(self).encode())
+
+    def save_page(self, path: str | Path) -> None:
+        """Write it as one HTML file that needs nothing else, readable by its owner only."""
+        from spear.report.files import write_private
+
+        write_private(Path(path), self.page().encode())
+
+    def page(self) -> str:
+        """One self-contained HTML page."""
+        from spear.report.page import render
+
+        return render(self)
