@@ -37,6 +37,9 @@ def session(address: str | None, workers: int | None) -> Iterator[None]:
         yield  # the caller's, who also ends it
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its makers otherwise
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # as newer ones do; else it warns
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
         with _own(workers):

@@ -1,0 +1,92 @@
+"""Tensors under the names of the model they belong to, whatever a script or wrapper made of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from spear.audit.tensors import positional
+from spear.errors import InvalidFile
+
+# What people's wrappers and scripts put around parameter names.
+_PREFIXES = ("module.", "_orig_mod.", "_module.", "model.", "grad.", "grads.", "gradient.")
+_SUFFIXES = (".grad", "_grad", ".gradient")
+
+
+def matched(
+    tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path | None
+) -> dict[str, Tensor]:
+    """The tensors under the model's names, without what wrappers put around them."""
+    bare = {_bare(name): name for name in own}
+    named = {}
+    unknown = []
+    for name, tensor in tensors.items():
+        target = name if name in own else bare.get(_bare(name))
+        if target is None:
+            unknown.append(name)
+        else:
+            named[target] = tensor
+    if unknown:
+        raise InvalidFile(
+            f"{path}: there is no {unknown[0]!r} among the weights; expected names such as "
+            f"{', '.join(repr(name) for name in list(own)[:4])}"
+        )
+    return named
+
+
+def in_order(
+    sent: Mapping[str, Tensor], names: list[str], fewer: list[str], path: Path
+) -> Mapping[str, Tensor]:
+    """A list of tensors by the names of what it is a list of."""
+    if not positional(sent):
+        return sent
+    for expected in (names, fewer):
+        if len(sent) == len(expected):
+            return dict(zip(expected, sent.values(), strict=True))
+    raise InvalidFile(
+        f"{path}: expected {len(names)} tensors, one for each of {', '.join(names[:6])}"
+        f"{', ...' if len(names) > 6 else ''}; got {len(sent)}"
+    )
+
+
+def like(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Floating-point tensors in the model's dtype: half precision on the way was noise enough."""
+    return {
+        name: tensor.to(own[name].dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def named(
+    weights: dict[str, Tensor], sent: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Lists of weights and biases get names; a list beside a dict takes the dict's."""
+    if positional(weights):
+        shapes = [tuple(tensor.shape) for tensor in weights.values()]
+        names = []
+        for i, shape in enumerate(shapes):
+            bias = len(shape) == 1 and i > 0 and len(shapes[i - 1]) > 1
+            names.append(f"{i - 1}.bias" if bias else f"{i}.weight")
+        if positional(sent) and len(sent) == len(weights):
+            sent = dict(zip(names, sent.values(), strict=True))
+        weights = dict(zip(names, weights.values(), strict=True))
+    elif set(weights) <= {"weight", "bias"}:  # one layer, as layer.state_dict() has it
+        weights = {f"layer.{name}": tensor for name, tensor in weights.items()}
+        sent = {
+            f"layer.{name}" if name in ("weight", "bias") else name: t for name, t in sent.items()
+        }
+    return weights, sent
+
+
+def _bare(name: str) -> str:
+    while True:
+        for prefix in _PREFIXES:
+            name = name.removeprefix(prefix)
+        shorter = name
+        for suffix in _SUFFIXES:
+            shorter = shorter.removesuffix(suffix)
+        if shorter == name and not name.startswith(_PREFIXES):
+            return name
+        name = shorter
