@@ -128,7 +128,7 @@ def _by_replay(
 
 def _left_out(replayed: Replayed) -> str:
     """What a replay does not show."""
-    if replayed.labels is None:
+    if replayed.free_targets:
         # Any weight fits a gradient at the outputs that is free.
         return f"{_UNSEEN}, and targets that are numbers do not tell whether samples have vanished"
     if not replayed.compared:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,16 +12,15 @@ import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import spear
-from spear import cli_data
+from spear import cli_data, cli_invert
 from spear import theory as lemmas
 from spear.audit import frontier, frontier_report
 from spear.audit.demo import DemoRun, DemoSettings, run_demo
+from spear.cli_progress import progress
 from spear.cli_reproduce import reproduce
-from spear.directions import Progress as Step
 from spear.errors import InvalidOption, SpearError
 from spear.inversion import Outcome
 
@@ -95,27 +93,7 @@ def demo(
             f"({pixels} x {pixels}, {depth}-layer ReLU network of width {width}).\n"
             "The server sees the model and the gradient, nothing else."
         )
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[detail]}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=quiet or not console.is_terminal,
-    ) as bars:
-        task = bars.add_task("factorising", total=1, detail="")
-
-        def show(step: Step) -> None:
-            done, detail = 0.0, ""
-            if step.expected:
-                done = -math.expm1(-step.done / step.expected)
-                detail = f"{step.done:,} submatrices, {step.found} directions"
-            elif step.batch_size and step.found:
-                done = step.found / step.batch_size
-                detail = f"{step.found} of {step.batch_size} samples"
-            bars.update(task, description=step.stage, completed=done, detail=detail)
-
+    with progress(console, quiet) as show:
         run = run_demo(settings, show)
     if len(run.recovered):
         (out / "recovered.png").write_bytes(run.picture())
@@ -199,6 +177,7 @@ def bench(
         frontier_report.plot(measured, plot)
 
 
+app.command(epilog=cli_invert.EPILOG)(cli_invert.invert)
 app.command(epilog="Example: spear reproduce main --batches 10 --data ~/datasets")(reproduce)
 
 

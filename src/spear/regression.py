@@ -1,4 +1,4 @@
-"""Replay for losses on numbers: mean squared error and its like, whose targets are no labels.
+"""Replay for losses on numbers: mean squared error and its like, whose targets are no class indices.
 
 The gradient at a sample's outputs can then be anything, but dL/dz is still J^T of it, J the Jacobian of
 the network behind the layer at the recovered z. With far fewer outputs than neurons that is as good as
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from spear.replay import Loss, Replay, Replayed
 
-_ON_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+_BINARY = nn.functional.binary_cross_entropy_with_logits
+_ON_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss)
 _ON_NUMBERS_CALLED = (
+    _BINARY,
     nn.functional.mse_loss,
     nn.functional.l1_loss,
     nn.functional.smooth_l1_loss,
@@ -37,7 +39,14 @@ def replay_numbers(replay: Replay) -> Replayed | str:
     total = (replay.network(replay.Z).flatten(1) * slopes).sum()
     objections = replay.disagreements(total, replay.limit) if bool(matched.all()) else ()
     none = torch.zeros_like(matched)
-    return Replayed(None, matched, objections, replay.compared, merged=none, vanished=0)
+    labels = None
+    if slopes.shape[1] == 1 and (
+        replay.loss is _BINARY or isinstance(replay.loss, nn.BCEWithLogitsLoss)
+    ):
+        labels = (slopes[:, 0] < 0).long()  # sigma(o) - y: below zero for the positive class alone
+    return Replayed(
+        labels, matched, objections, replay.compared, merged=none, vanished=0, free_targets=True
+    )
 
 
 def _at_outputs(replay: Replay, i: int) -> tuple[Tensor | None, Tensor]:

@@ -43,6 +43,7 @@ class Replayed:
     compared: bool  # were gradients of later layers there to compare?
     merged: Tensor  # (b,) bool: weighs as much as several samples
     vanished: int  # samples that the batch was divided by, and that left no trace
+    free_targets: bool = False  # are targets numbers, so that any weight of a sample fits?
 
 
 class Replay:

@@ -15,6 +15,7 @@ from spear.audit.from_weights import linear_layers, plain_mlp
 from spear.audit.loading import build_model, load_object
 from spear.audit.naming import in_order, like, matched, named
 from spear.audit.tensors import positional, read_tensors
+from spear.audit.truth import compare, read_batch
 from spear.errors import InvalidFile, InvalidOption
 from spear.inversion import Inversion, Outcome, invert
 from spear.report import Finding, Look, Report
@@ -25,6 +26,16 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bce": nn.BCEWithLogitsLoss(),
     "mse": nn.MSELoss(),
 }
+_MATCHED = 0.99  # lambda from which the samples are right, and only the proof may have failed
+_OTHER_LOSS = (
+    "The update is not that of a cross-entropy loss on class labels. It was proved for a loss whose "
+    "gradient at the outputs can be anything; name the client's loss if labels are wanted."
+)
+_OTHER_MODEL = (
+    "No model was given. The weights look like a plain MLP with ReLUs, but such a model does not "
+    "reproduce the update: what follows the layer, or the loss, is another. The layer alone was "
+    "judged; give the model (and the loss) for a proof by replay and for labels."
+)
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,7 @@ def invert_files(
     files: UpdateFiles,
     *,
     look: Look | None = None,
+    truth: Path | None = None,
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Report:
@@ -113,6 +125,8 @@ def invert_files(
     Args:
         files: where it is.
         look: how to show inputs as pictures.
+        truth: a file with the client's `inputs` (and `labels`), to compare with; the attack never
+            sees it.
         settings: put into the report, to repeat it.
         options: of `spear.invert`: finder, generator, max_seconds, on_progress, executor.
     """
@@ -121,9 +135,16 @@ def invert_files(
     seen = observe_files(files)
     if look is not None:
         look.pictures(torch.zeros(0, seen.view.inputs))  # a shape that does not fit is told at once
-    result, view, notes = _attacked(seen, loss, files, options)
+    batch = None if truth is None else read_batch(truth)
+    if batch is not None and batch[0].shape[1] != seen.view.inputs:
+        raise InvalidFile(
+            f"{truth}: expected samples of {seen.view.inputs} values, the layer's inputs, got "
+            f"{batch[0].shape[1]}"
+        )
+    result, view, notes = _attacked(seen, loss, options)
     name = (files.update or files.after or Path()).name
-    finding = Finding.of(result, name, view, look=look, notes=notes)
+    known = None if batch is None else compare(result.inputs, *batch, look=look)
+    finding = Finding.of(result, name, view, look=look, truth=known, notes=notes)
     return Report.new(
         "inversion",
         f"What {name} gives away",
@@ -135,23 +156,28 @@ def invert_files(
 
 
 def _attacked(
-    seen: Observed, loss: Any, files: UpdateFiles, options: Mapping[str, Any]
+    seen: Observed, loss: Any, options: Mapping[str, Any]
 ) -> tuple[Inversion, LayerUpdate, tuple[str, ...]]:
-    """Invert; where the model was only guessed and does not explain the update, without it as well."""
+    """Invert; where the patterns match but the proof fails for what was only assumed, without that."""
     result = invert(seen.view, model=seen.model, loss=loss, **options)
-    halted = bool(result.stats.get("interrupted"))
-    if not seen.guessed or result.outcome is Outcome.EXACT or halted:
+    if (result.match or 0) < _MATCHED or _confirmed(result):
         return result, seen.view, seen.notes
-    alone = _alone(seen.view)
-    second = invert(alone, loss=loss, **options)
-    if second.outcome is not Outcome.EXACT:
-        return result, seen.view, seen.notes
-    note = (
-        "No model was given. The weights look like a plain MLP with ReLUs, but such a model does not "
-        "reproduce the update: what follows the layer, or the loss, is another. The layer alone was "
-        "judged; give the model (and the loss) for a proof by replay and for labels."
-    )
-    return second, alone, (note,)
+    if loss is None and seen.model is not None:
+        other = invert(seen.view, model=seen.model, loss=nn.MSELoss(), **options)
+        if other.outcome is Outcome.EXACT:
+            return other, seen.view, (*seen.notes, _OTHER_LOSS)
+    if seen.guessed:
+        alone = _alone(seen.view)
+        other = invert(alone, **options)
+        if other.outcome is Outcome.EXACT:
+            return other, alone, (_OTHER_MODEL,)
+    return result, seen.view, seen.notes
+
+
+def _confirmed(result: Inversion) -> bool:
+    """Did the model and the loss explain any sample? Then they are the client's, and judge the rest."""
+    labelled = result.labels is not None and bool((result.labels >= 0).any())
+    return labelled or bool(result.certified.any())
 
 
 def _alone(view: LayerUpdate) -> LayerUpdate:

@@ -63,8 +63,8 @@ class Truth:
     names: tuple[str, ...]  # (b,)
     inputs: Tensor | None  # (b, n); None in a redacted report
     labels: Tensor | None  # (b,) int64
-    index: tuple[int, ...]  # (k,) which of them each recovered sample is
-    psnr: tuple[float, ...]  # (k,) dB
+    index: tuple[int, ...]  # (k,) which of them each recovered sample is; -1 for none
+    psnr: tuple[float, ...]  # (k,) dB; NaN for none
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,10 +128,15 @@ class Report:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON, readable by its owner only: it holds what was recovered."""
-        from spear.report.document import dump
         from spear.report.files import write_private
 
-        write_private(Path(path), dump(self).encode())
+        write_private(Path(path), self.json().encode())
+
+    def json(self) -> str:
+        """It as JSON text."""
+        from spear.report.document import dump
+
+        return dump(self)
 
     def save_page(self, path: str | Path) -> None:
         """Write it as one HTML file that needs nothing else, readable by its owner only."""

@@ -1,0 +1,290 @@
+"""`spear invert`: files in, verdict out."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from spear.audit.update_files import UpdateFiles, invert_files
+from spear.cli_progress import progress
+from spear.errors import InvalidOption
+from spear.inversion import FINDERS, Outcome
+from spear.report import Finding, Look, Report
+from spear.report.saving import save_inputs
+
+EXIT = {Outcome.EXACT: 20, Outcome.PARTIAL: 10, Outcome.APPROXIMATE: 10, Outcome.FAILED: 0}
+_COLOURS = {
+    Outcome.EXACT: "red",  # for whoever audits, an exact recovery is the bad news
+    Outcome.PARTIAL: "red",
+    Outcome.APPROXIMATE: "yellow",
+    Outcome.FAILED: "green",
+}
+_SHOWN = 20  # samples in the terminal's table; the report has all
+_WHAT, _HOW, _WRITE, _SEARCH = "What was sent", "How clients train", "What to write", "The search"
+
+EPILOG = """Examples:
+
+  spear invert --weights before.safetensors --update grads.safetensors
+
+  spear invert --weights w.pt --update g.pt --model mypackage.nets:Net --shape 3x32x32 --report r.html
+
+  spear invert --weights before.npz --after after.npz --lr 0.01 --epochs 5 --json result.json
+
+Exit codes: 0 nothing recovered, 10 partly, 20 exact, 2 bad input, 130 interrupted."""
+
+
+def invert(
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="Weights the client was sent: .safetensors, .npz or .pt.", rich_help_panel=_WHAT
+        ),
+    ] = None,
+    update: Annotated[
+        Path | None,
+        typer.Option(
+            help="Gradients it sent (FedSGD): the same kinds of file.", rich_help_panel=_WHAT
+        ),
+    ] = None,
+    after: Annotated[
+        Path | None,
+        typer.Option(
+            help="Or the weights it sent back (FedAvg); needs --lr.", rich_help_panel=_WHAT
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="package.module:factory or file.py:factory, for the proof by replay and for labels. "
+            "A plain MLP is recognised without it.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(
+            help="Layer to attack; the one closest to the data unless given.", rich_help_panel=_WHAT
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="cross-entropy, bce, mse or package.module:function.", rich_help_panel=_HOW
+        ),
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.", rich_help_panel=_HOW)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Local epochs.", rich_help_panel=_HOW)] = None,
+    local_batch_size: Annotated[
+        int | None, typer.Option(help="Samples a local step.", rich_help_panel=_HOW)
+    ] = None,
+    momentum: Annotated[float, typer.Option(help="Of SGD.", rich_help_panel=_HOW)] = 0.0,
+    weight_decay: Annotated[float, typer.Option(help="Of SGD.", rich_help_panel=_HOW)] = 0.0,
+    proximal: Annotated[float, typer.Option(help="FedProx's mu.", rich_help_panel=_HOW)] = 0.0,
+    optimizer: Annotated[str, typer.Option(help="Local optimiser.", rich_help_panel=_HOW)] = "sgd",
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a picture, channels first: 3x32x32 or 1x28x28.", rich_help_panel=_WRITE
+        ),
+    ] = None,
+    mean: Annotated[
+        str,
+        typer.Option(help="Subtracted from pixels, per channel or one.", rich_help_panel=_WRITE),
+    ] = "0",
+    std: Annotated[
+        str,
+        typer.Option(help="Pixels were divided by, per channel or one.", rich_help_panel=_WRITE),
+    ] = "1",
+    truth: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the client's 'inputs' and 'labels', to compare; the attack never sees it.",
+            rich_help_panel=_WRITE,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for recovered.safetensors, and PNGs with --shape.", rich_help_panel=_WRITE
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            help="The result as JSON (spear.load reads it); - is the terminal.",
+            rich_help_panel=_WRITE,
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="The report: one HTML file.", rich_help_panel=_WRITE)
+    ] = None,
+    redact: Annotated[
+        bool,
+        typer.Option(
+            "--redact", help="Leave recovered data out of JSON and report.", rich_help_panel=_WRITE
+        ),
+    ] = False,
+    finder: Annotated[
+        str, typer.Option(help=f"{' or '.join(sorted(FINDERS))}.", rich_help_panel=_SEARCH)
+    ] = "cascade",
+    max_seconds: Annotated[
+        float | None, typer.Option(help="Stop after this long.", rich_help_panel=_SEARCH)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the search.", rich_help_panel=_SEARCH)] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Layers, stages and assumptions too.")
+    ] = False,
+) -> None:
+    """Recover the private batch behind an update, and say what is proved of it."""
+    if redact and out is not None:
+        raise InvalidOption(
+            "--redact leaves recovered data out, and --out writes it: give one of them"
+        )
+    training = _given(
+        lr=lr,
+        epochs=epochs,
+        batch_size=local_batch_size,
+        momentum=momentum or None,
+        weight_decay=weight_decay or None,
+        proximal=proximal or None,
+        optimizer=None if optimizer == "sgd" else optimizer,
+    )
+    if after is None and training:
+        raise InvalidOption(
+            f"{', '.join(training)}: these belong to --after (FedAvg); gradients need none of them"
+        )
+    files = UpdateFiles(weights, update, after, training, model, layer, loss)
+    look = None if shape is None else parse_look(shape, mean, std)
+    for path in (json, report, out and out / "recovered.safetensors"):
+        writable(path)
+    console = Console(highlight=False, stderr=str(json) == "-")
+    with progress(console, quiet) as show:
+        made = invert_files(
+            files,
+            look=look,
+            truth=truth,
+            settings={"command": shlex.join(["spear", *sys.argv[1:]]), "seed": seed},
+            finder=finder,
+            max_seconds=max_seconds,
+            generator=torch.Generator().manual_seed(seed),
+            on_progress=show,
+        )
+    finding = made.findings[0]
+    show_finding(
+        console, finding, quiet=quiet, verbose=verbose
+    )  # first: a full disk loses no verdict
+    written = write(made.redacted() if redact else made, json, report)
+    if out is not None:
+        written += save_inputs(finding, out)
+    for path in written:
+        console.print(f"wrote {escape(str(path))}", soft_wrap=True)
+    interrupted = finding.stats.get("interrupted")
+    raise typer.Exit(130 if interrupted else EXIT[finding.outcome])
+
+
+def parse_look(shape: str, mean: str, std: str) -> Look:
+    """`3x32x32`, `0.5,0.5,0.5` and `0.25` as a Look."""
+    try:
+        sizes = tuple(int(part) for part in shape.lower().split("x"))
+        means = tuple(float(part) for part in mean.split(","))
+        stds = tuple(float(part) for part in std.split(","))
+    except ValueError as error:
+        raise InvalidOption(
+            "expected --shape like 3x32x32, --mean and --std like 0.5 or 0.49,0.48,0.45; "
+            f"got {shape!r}, {mean!r}, {std!r}"
+        ) from error
+    if len(sizes) == 2:
+        sizes = (1, *sizes)
+    if len(sizes) != 3:
+        raise InvalidOption(f"expected --shape as channels x height x width, got {shape!r}")
+    return Look((sizes[0], sizes[1], sizes[2]), means, stds)
+
+
+def writable(path: Path | None) -> None:
+    """Raise unless a file can be written there: better now than after a long attack."""
+    if path is None or str(path) == "-":
+        return
+    if path.is_dir():
+        raise InvalidOption(f"expected a file to write, got the folder {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise InvalidOption(f"cannot write to the folder {path.parent}: name another")
+
+
+def write(made: Report, json: Path | None, report: Path | None) -> list[Path]:
+    """The files of a report that were asked for."""
+    written = []
+    if json is not None and str(json) == "-":
+        sys.stdout.write(made.json() + "\n")
+    elif json is not None:
+        made.save(json)
+        written.append(json)
+    if report is not None:
+        made.save_page(report)
+        written.append(report)
+    return written
+
+
+def show_finding(console: Console, finding: Finding, *, quiet: bool, verbose: bool) -> None:
+    """The verdict, and what it rests on, on the terminal."""
+    if not quiet:
+        layers = finding.layer.splitlines()
+        console.print(escape("\n".join(layers if verbose else layers[:1])), soft_wrap=True)
+        for note in finding.notes:
+            console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
+        if finding.recovered:
+            console.print(_samples(finding))
+        if verbose:
+            console.print(_stages(finding))
+    colour = _COLOURS[finding.outcome]
+    console.print(
+        f"[b {colour}]{finding.outcome.name}[/b {colour}]: {escape(finding.reason)}", soft_wrap=True
+    )
+
+
+def _samples(finding: Finding) -> Table:
+    truth = finding.truth
+    table = Table("sample", "certified", "label", "error about")
+    if truth is not None:
+        table.add_column("true sample")
+        table.add_column("PSNR (dB)")
+    for i in range(min(finding.recovered, _SHOWN)):
+        label = None if finding.labels is None else int(finding.labels[i])
+        row = [
+            str(i + 1),
+            "[green]yes[/green]" if finding.certified[i] else "[yellow]no[/yellow]",
+            "-" if label is None or label < 0 else str(label),
+            "-" if finding.predicted_error is None else f"{finding.predicted_error[i]:.0e}",
+        ]
+        if truth is not None:
+            known = truth.index[i] >= 0
+            row += (
+                [escape(truth.names[truth.index[i]]), f"{truth.psnr[i]:.1f}"]
+                if known
+                else ["-", "-"]
+            )
+        table.add_row(*row)
+    if finding.recovered > _SHOWN:
+        table.caption = f"{finding.recovered - _SHOWN} more are in the JSON and the report"
+    return table
+
+
+def _stages(finding: Finding) -> Table:
+    table = Table("stage", "")
+    for name, value in finding.stats.items():
+        table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.3f} s")
+    return table
+
+
+def _given(**options: object) -> dict[str, object]:
+    return {name: value for name, value in options.items() if value is not None}

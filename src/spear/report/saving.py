@@ -1,0 +1,43 @@
+"""Recovered samples as files: all of them as tensors, and as pictures where they are some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from spear.errors import MissingExtra
+from spear.report import pictures
+from spear.report.files import write_private
+from spear.report.finding import Finding
+
+
+def save_inputs(finding: Finding, folder: Path) -> list[Path]:
+    """Write `recovered.safetensors`, and `sample-01.png` ... where it has a look.
+
+    The tensors are `inputs` (k, n), `certified` and `approximate` (k,) and, if known, `labels`
+    (k,), -1 for unknown ones. Nothing is written where nothing was recovered.
+    """
+    try:
+        from safetensors.torch import save
+    except ImportError as error:
+        raise MissingExtra("safetensors", "cli") from error
+    if finding.inputs is None or not finding.recovered:
+        return []
+    tensors = {
+        "inputs": finding.inputs.contiguous(),
+        "certified": torch.tensor(finding.certified),
+        "approximate": torch.tensor(finding.approximate),
+    }
+    if finding.labels is not None:
+        tensors["labels"] = finding.labels
+    contents = {"recovered.safetensors": save(tensors)}
+    if finding.look is not None:
+        digits = max(2, len(str(finding.recovered)))
+        for i, image in enumerate(finding.look.pictures(finding.inputs), 1):
+            contents[f"sample-{i:0{digits}}.png"] = pictures.png(image)
+    written = []
+    for name, content in contents.items():
+        write_private(folder / name, content)
+        written.append(folder / name)
+    return written[:1] if len(written) == 1 else [written[0], folder / "sample-*.png"]
