@@ -1,5 +1,6 @@
 """Real Ray: a cluster of two raylets on this machine, workers and a machine killed in the middle."""
 
+import gc
 import os
 import shutil
 import signal
@@ -102,12 +103,14 @@ class Cluster:
 
 def descendants(pid):
     listed = subprocess.run(
-        ["ps", "-eo", "pid=,ppid=,comm="], capture_output=True, text=True, check=True
+        ["ps", "-eo", "pid=,ppid=,stat=,comm="], capture_output=True, text=True, check=True
     )
     children: dict[int, list[int]] = {}
     for line in listed.stdout.splitlines():
-        child, parent, name = line.split(maxsplit=2)
-        if name != "ps":
+        child, parent, state, name = line.split(maxsplit=3)
+        if name != "ps" and not state.startswith(
+            "Z"
+        ):  # Ray 2.55 leaves one that has ended unreaped
             children.setdefault(int(parent), []).append(int(child))
     found = [pid]
     for each in found:  # grows meanwhile
@@ -194,6 +197,8 @@ def test_options_are_checked(bad):
         RayEngine(**bad)
 
 
+# Ray 2.55 does not wait for a process of its own.
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 def test_without_an_address_one_is_started_here_and_stopped(cluster, tmp_path, monkeypatch):
     deep = tmp_path / ("deep" * 20)
     deep.mkdir()
@@ -204,6 +209,7 @@ def test_without_an_address_one_is_started_here_and_stopped(cluster, tmp_path, m
     assert [row.status for row in rows] == [Status.DONE] * 2
     assert not ray.is_initialized()
     wait_for(lambda: set(descendants(os.getpid())) <= before, seconds=10)
+    gc.collect()  # while the warning is ignored
 
 
 def test_the_executor_gives_futures(cluster):
