@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 def _npz(path: Path) -> dict[str, Tensor]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise InvalidFile(
                     f"{path} holds one array, expected an archive as numpy.savez writes"
@@ -97,7 +98,11 @@ def _from_numpy(path: Path, name: str, array: np.ndarray[Any, Any]) -> Tensor:
 
 def _torch(path: Path) -> dict[str, Tensor]:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # of the pickle's protocol: it is refused, or read right
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InvalidFile(
             f"{path} is no file of tensors, or it holds objects that could run code when loaded (a "
