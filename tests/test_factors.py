@@ -259,3 +259,25 @@ def test_a_large_gradient_needs_little_extra_memory():
         assert measured["batch_size"] == 20
         assert measured["gradient_bytes"] > least
         assert measured["ratio"] < 0.5
+
+
+@pytest.mark.parametrize("shape", [(200, 784), (400, 3072), (300, 300)])
+@pytest.mark.parametrize("stands_out", [1.1, 1.3, 3.0])
+def test_samples_that_hardly_stand_out_of_gaussian_noise_are_counted(shape, stands_out):
+    """Of 12 samples the three faintest lie this far above the noise's edge; no gap shows."""
+    m, n = shape
+    generator = torch.Generator().manual_seed(m)
+    options = {"generator": generator, "dtype": torch.float64}
+    edge = m**0.5 + n**0.5
+    levels = torch.tensor([*([20.0 * edge] * 9), *([stands_out * edge] * 3)], dtype=torch.float64)
+    left = torch.linalg.qr(torch.randn(m, 12, **options)).Q
+    right = torch.linalg.qr(torch.randn(n, 12, **options)).Q
+    noisy = left * levels @ right.T + torch.randn(m, n, **options)
+    assert batch_size_from(torch.linalg.svdvals(noisy), m, n, 1e-7) == 12
+
+
+@pytest.mark.parametrize("b", [100, 150, 300])
+@pytest.mark.parametrize("layer", ["0", "2"])
+def test_a_batch_as_large_as_the_layer_is_not_taken_for_noise(b, layer):
+    planted = plant(b, m=100, n=100, depth=4, seed=b)
+    assert factorise(planted.layer(layer)).batch_size is None

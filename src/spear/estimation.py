@@ -116,8 +116,9 @@ def estimate(
         with watch.stage("read"):
             q, c = trusted(whole, quiet.white(p), off.T, agrees=_AGREES_FEW)
             missing = without(whole, q, c)
-        kept = (quiet.vector(q.T).T @ p).abs().argmax(1)  # without mixes, which fit no longer
-        p, off = p[:, kept], off[:, kept]
+        if p.shape[1]:
+            kept = (quiet.vector(q.T).T @ p).abs().argmax(1)  # without mixes, which fit no longer
+            p, off = p[:, kept], off[:, kept]
         idle = 0 if missing.missing < fewest else idle + 1
         fewest = min(fewest, missing.missing)
         watch.report("search", found=b - missing.missing, batch_size=b)

@@ -251,6 +251,8 @@ def _conclude(
         )
     if certificate.remark:
         reason += f"; {certificate.remark}"
+    if factors.noisy and factors.uneven and not factors.faded:
+        reason += "; samples fainter than the noise, if there are any, do not show"
     if factors.faded:
         reason += (
             f"; besides these {b} the batch holds samples whose gradient has vanished, or nearly: they "
