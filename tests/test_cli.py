@@ -34,8 +34,8 @@ def test_the_demo_recovers_photos_and_writes_a_picture_and_a_page(tmp_path):
     assert (out / "recovered.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 12
-    assert not re.search(r"(src|href)=\"(?!data:)", page)
-    assert "http" not in page
+    assert not re.search(r"(src|href)=\"(?!data:|#)", page)
+    assert "://" not in page
 
 
 def test_the_demo_says_when_it_fails(tmp_path):
@@ -90,7 +90,7 @@ def test_names_are_escaped_in_the_page():
     assert run.result.outcome is Outcome.EXACT
     run.names[0] = "<script>alert(1)</script>"
     page = run.page()
-    assert "<script>" not in page
+    assert run.names[0] not in page
     assert html.escape(run.names[0]) in page
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -36,21 +37,27 @@ class Look:
                 raise InvalidOption(
                     f"expected one {name}, or {self.shape[0]} (one per channel), got {len(values)}"
                 )
-        if not all(value > 0 for value in self.std):
+        if not all(0 < value < math.inf for value in self.std):
             raise InvalidOption(f"expected std > 0, got {self.std}")
+        if not all(map(math.isfinite, self.mean)):
+            raise InvalidOption(f"expected a finite mean, got {self.mean}")
 
     @property
     def inputs(self) -> int:
         channels, height, width = self.shape
         return channels * height * width
 
-    def pictures(self, inputs: Tensor) -> Tensor:
-        """(k, n) inputs as (k, C, H, W) in [0, 1], float64, not clipped."""
-        if inputs.shape[1] != self.inputs:
+    def fits(self, inputs: Tensor) -> None:
+        """Raise unless the inputs (k, n) are as many as the pictures have values."""
+        if inputs.ndim != 2 or inputs.shape[1] != self.inputs:
             raise InvalidOption(
                 f"expected pictures of {' x '.join(map(str, self.shape))} = {self.inputs} values, "
-                f"but the layer has {inputs.shape[1]} inputs: give its own shape, or none"
+                f"but the layer has {inputs.shape[-1]} inputs: give its own shape, or none"
             )
+
+    def pictures(self, inputs: Tensor) -> Tensor:
+        """(k, n) inputs as (k, C, H, W) in [0, 1], float64, not clipped."""
+        self.fits(inputs)
         images = inputs.double().view(-1, *self.shape)
         std, mean = images.new_tensor(self.std), images.new_tensor(self.mean)
         return images * std.view(-1, 1, 1) + mean.view(-1, 1, 1)
@@ -63,8 +70,22 @@ class Truth:
     names: tuple[str, ...]  # (b,)
     inputs: Tensor | None  # (b, n); None in a redacted report
     labels: Tensor | None  # (b,) int64
-    index: tuple[int, ...]  # (k,) which of them each recovered sample is; -1 for none
-    psnr: tuple[float, ...]  # (k,) dB; NaN for none
+    index: tuple[int, ...]  # (k,) which of them each recovered sample is, -1 for none of them
+    psnr: tuple[float, ...]  # (k,) dB, NaN for none of them
+
+    def __post_init__(self) -> None:
+        b = len(self.names)
+        problems = [
+            f"expected {b} {name}, one for each name, got {_shape(part)}"
+            for name, part, axes in (("inputs", self.inputs, 2), ("labels", self.labels, 1))
+            if part is not None and (part.ndim != axes or len(part) != b)
+        ]
+        if len(self.psnr) != len(self.index):
+            problems.append(f"expected a PSNR for each index, got {len(self.psnr)}")
+        if not all(-1 <= i < b for i in self.index):
+            problems.append(f"expected an index of -1 to {b - 1}, got {self.index}")
+        if problems:
+            raise InvalidOption("; ".join(problems))
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +113,35 @@ class Finding:
     truth: Truth | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     """What was assumed, or seen beside the attack, in sentences."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"expected {name} of {self.recovered} recovered samples, got {_shape(part)}"
+            for name, part, axes in self._parts()
+            if part is not None
+            and (len(part) != self.recovered or (isinstance(part, Tensor) and part.ndim != axes))
+        ]
+        if problems:
+            raise InvalidOption("; ".join(problems))
+        true = self.truth.inputs if self.truth else None
+        rows = [part for part in (self.inputs, true) if part is not None]
+        for part in rows:
+            if self.look is not None:
+                self.look.fits(part)
+        if len({part.shape[1] for part in rows}) > 1:
+            raise InvalidOption(
+                f"expected a truth of {_shape(rows[0][:1])} values a sample, got {_shape(rows[1][:1])}"
+            )
+
+    def _parts(self) -> tuple[tuple[str, Sequence[object] | Tensor | None, int], ...]:
+        """What has an entry for each recovered sample, with the axes a tensor has."""
+        return (
+            ("approximate", self.approximate, 1),
+            ("inputs", self.inputs, 2),
+            ("labels", self.labels, 1),
+            ("predicted_error", self.predicted_error, 1),
+            ("truth.index", self.truth.index if self.truth else None, 1),
+        )
 
     @staticmethod
     def of(
@@ -143,6 +193,14 @@ class Finding:
             )
         return "Nothing was recovered that can be vouched for."
 
+    @property
+    def holds_data(self) -> bool:
+        """Does it hold a client's data, recovered or true?"""
+        parts = [self.inputs, self.labels]
+        if self.truth is not None:
+            parts += [self.truth.inputs, self.truth.labels]
+        return any(part is not None and part.numel() for part in parts)
+
     def redacted(self) -> Finding:
         """The same without anything that was recovered, and without the truth's data."""
         truth = self.truth and dataclasses.replace(
@@ -152,3 +210,8 @@ class Finding:
             labels=None,
         )
         return dataclasses.replace(self, inputs=None, labels=None, truth=truth)
+
+
+def _shape(part: Sequence[object] | Tensor) -> str:
+    """How many there are, in words."""
+    return " x ".join(map(str, part.shape)) if isinstance(part, Tensor) else str(len(part))

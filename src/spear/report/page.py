@@ -2,13 +2,196 @@
 
 from __future__ import annotations
 
-import html
+import base64
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING
 
-from spear.report.report import Report
+from spear.errors import MissingExtra
+from spear.inversion import Outcome
+from spear.report import evidence, words
+from spear.report.finding import Finding
+from spear.report.report import SEVERITY, Cell, Drawing, Report, Table
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_OPEN = 3  # findings; more of them are closed until asked for
 
 
 def render(report: Report) -> str:
     """The page, with everything a user named escaped."""
-    return (
-        f"<!doctype html><title>{html.escape(report.title)}</title>{html.escape(report.headline)}"
+    style, script = _asset("page.css"), _asset("page.js")
+    room = evidence.Room()
+    shown = [_shown(i, finding, room) for i, finding in enumerate(report.findings, 1)]
+    text = (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            report=report,
+            kind=words.KINDS.get(report.kind, report.kind),
+            verdict=words.verdict(report),
+            tally=_tally(report.findings),
+            figures=_figures(report),
+            findings=shown,
+            overview=_overview(report.findings) if len(shown) > 1 else None,
+            outcomes=[(f.outcome.value, SEVERITY.index(f.outcome)) for f in report.findings],
+            holds_data=any(
+                finding.inputs is not None and finding.recovered for finding in report.findings
+            ),
+            is_open=len(shown) <= _OPEN,
+            style=style,
+            script=script,
+            policy=_policy(style, script),
+        )
     )
+    # Paths that are no UTF-8 have half characters, which no file can hold.
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A finding with all that its part of the page draws."""
+
+    number: int
+    finding: Finding
+    name: str  # of its outcome
+    layer: str
+    other_layers: list[str]  # why it was not these
+    samples: int
+    cards: list[evidence.Card]
+    values: list[tuple[evidence.Sample, list[evidence.Line]]]
+    columns: int  # of the values shown
+    hidden_columns: int
+    certificates: Table
+    stages: list[tuple[str, float]]
+    counts: list[tuple[str, int]]
+
+    @property
+    def drawn(self) -> int:
+        """Samples of which there is a picture or values."""
+        return len(self.cards) + len(self.values)
+
+    @property
+    def longest(self) -> float:
+        return max((value for _, value in self.stages), default=0.0) or 1.0
+
+
+def _shown(number: int, finding: Finding, room: evidence.Room) -> Shown:
+    samples = evidence.samples(finding)
+    layer, *others = finding.layer.splitlines() or [words.NONE]
+    width = 0 if finding.inputs is None else finding.inputs.shape[1]
+    return Shown(
+        number,
+        finding,
+        words.OUTCOMES[finding.outcome],
+        layer,
+        others,
+        len(samples),
+        evidence.cards(finding, samples, room),
+        evidence.values(finding, samples),
+        min(width, evidence.MOST_COLUMNS),
+        max(0, width - evidence.MOST_COLUMNS),
+        evidence.certificates(finding, samples),
+        evidence.stages(finding),
+        evidence.counts(finding),
+    )
+
+
+def _tally(findings: Sequence[Finding]) -> list[tuple[str, str, int]]:
+    """How many updates ended how, the worst first."""
+    counts = Counter(finding.outcome for finding in findings)
+    return [(o.value, words.OUTCOMES[o].lower(), counts[o]) for o in Outcome if counts[o]]
+
+
+def _figures(report: Report) -> list[tuple[str, str]]:
+    """The few numbers that stand beside the verdict."""
+    figures, findings = [], report.findings
+    if findings:
+        sizes = [finding.batch_size for finding in findings]
+        total = None if None in sizes else sum(size or 0 for size in sizes)
+        of = "" if total is None else f" of {total:,}"
+        updates = "update attacked" if len(findings) == 1 else "updates attacked"
+        figures.append((updates, f"{len(findings):,}"))
+        figures.append(("samples certified", f"{sum(sum(f.certified) for f in findings):,}{of}"))
+    psnr = [value for f in findings if f.truth for value in f.truth.psnr if words.is_number(value)]
+    if psnr:
+        worst = words.decibel(min(psnr))
+        figures.append(("worst PSNR", worst if worst[0].isalpha() else f"{worst} dB"))
+    if report.seconds is not None:
+        figures.append(("time taken", words.seconds(report.seconds)))
+    return figures
+
+
+def _overview(findings: Sequence[Finding]) -> Table:
+    """One row per finding; the page links the first cell to its part."""
+    columns = ("update", "outcome", "certified", "recovered", "batch size", "proof", "λ", "seconds")
+    return Table("All updates", columns, tuple(_overview_row(finding) for finding in findings))
+
+
+def _overview_row(finding: Finding) -> tuple[Cell, ...]:
+    times = [value for _, value in evidence.stages(finding)]
+    return (
+        finding.name,
+        words.OUTCOMES[finding.outcome],
+        sum(finding.certified),
+        finding.recovered,
+        finding.batch_size,
+        finding.proof.value,
+        finding.match,
+        round(sum(times), 3) if times else None,
+    )
+
+
+def _svg_uri(drawing: Drawing) -> str:
+    """As an image's address: in an image no script runs and nothing is fetched."""
+    raw = drawing.svg.encode("utf-8", "replace")
+    return "data:image/svg+xml;base64," + base64.b64encode(raw).decode("ascii")
+
+
+def _policy(style: str, script: str) -> str:
+    """What the browser may do: show pictures of this file, and run this script and no other."""
+    hashes = (hashlib.sha256(part.encode()).digest() for part in (style, script))
+    css, js = (base64.b64encode(digest).decode("ascii") for digest in hashes)
+    return (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{css}'; "
+        f"script-src 'sha256-{js}'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _asset(name: str) -> str:
+    return (resources.files("spear.report") / "templates" / name).read_text("utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise MissingExtra("jinja2", "cli") from error
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "cell": words.cell,
+        "count": words.count,
+        "decibel": words.decibel,
+        "seconds": words.seconds,
+        "setting": words.setting,
+        "svg_uri": _svg_uri,
+    }
+    environment.tests["orderable"] = words.is_number
+    environment.globals |= {
+        "MOST_SAMPLES": evidence.MOST_SAMPLES,
+        "PROOFS": words.PROOFS,
+        "numeric_columns": words.numeric_columns,
+    }
+    return environment

@@ -10,10 +10,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from spear.errors import InvalidOption
 from spear.inversion import Outcome
 from spear.report.finding import Finding
 
-_SEVERITY = (Outcome.FAILED, Outcome.APPROXIMATE, Outcome.PARTIAL, Outcome.EXACT)
+SEVERITY = (Outcome.FAILED, Outcome.APPROXIMATE, Outcome.PARTIAL, Outcome.EXACT)
 
 Cell = str | int | float | bool | None
 
@@ -43,6 +44,14 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
+
+    def __post_init__(self) -> None:
+        ragged = [row for row in self.rows if len(row) != len(self.columns)]
+        if ragged:
+            raise InvalidOption(
+                f"table {self.title!r}: expected {len(self.columns)} cells in each row, as it has "
+                f"columns, got {len(ragged[0])}"
+            )
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,8 @@ class Report:
 
         from spear.trials.provenance import commit, versions
 
-        made_by = dict(versions()) | {"threads": str(torch.get_num_threads())}
+        made_by = {name: str(version) for name, version in versions().items()}
+        made_by["threads"] = str(torch.get_num_threads())
         if commit():
             made_by["commit"] = str(commit())
         return Report(
@@ -119,7 +129,7 @@ class Report:
     def outcome(self) -> Outcome | None:
         """The worst that happened to any client; None where nothing was attacked."""
         outcomes = [finding.outcome for finding in self.findings]
-        return max(outcomes, key=_SEVERITY.index) if outcomes else None
+        return max(outcomes, key=SEVERITY.index) if outcomes else None
 
     def redacted(self) -> Report:
         """The same without recovered data, originals and labels."""

@@ -1,0 +1,178 @@
+"""What a page says in its own words: verdicts, proofs, and numbers as people read them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spear.certificate import Proof
+from spear.inversion import Outcome
+from spear.metrics.pixels import PERFECT_DB
+from spear.report.report import Cell, Level, Report
+
+NONE = "–"
+KINDS = {
+    "inversion": "Inversion of one update",
+    "audit": "Audit",
+    "check": "Check before any attack",
+    "flower": "Audit of a Flower run",
+    "demo": "Demo",
+}
+PROOFS = {
+    Proof.REPLAY: "by replay: the update was computed again from what was recovered, and matched",
+    Proof.PATTERN: "by pattern: every condition that a true sample must meet holds in this layer",
+    Proof.NONE: "none",
+}
+OUTCOMES = {
+    Outcome.EXACT: "Recovered exactly",
+    Outcome.PARTIAL: "Partly recovered",
+    Outcome.APPROXIMATE: "Recovered approximately",
+    Outcome.FAILED: "Nothing recovered",
+}
+_NO_GUARANTEE = (
+    "This is no guarantee: it is what one attack could not do with these settings. "
+    "Another attack, more time or another round may succeed."
+)
+_MEANINGS = {
+    Outcome.EXACT: (
+        "Whoever receives this update can read every sample in it. "
+        "For the client, sending the update was sending the data."
+    ),
+    Outcome.PARTIAL: (
+        "Whoever receives this update can read these samples exactly. "
+        "The others may fall to more time or a better attack."
+    ),
+    Outcome.APPROXIMATE: (
+        "Whoever receives this update gets an approximation of the client's samples. "
+        "Nothing is proved, but data that can be recognised has leaked."
+    ),
+    Outcome.FAILED: f"None of the client's samples is known to have leaked. {_NO_GUARANTEE}",
+}
+_MANY = {
+    Outcome.EXACT: (
+        "For at least one client, sending its update was sending its data: "
+        "whoever receives it can read every sample."
+    ),
+    Outcome.PARTIAL: (
+        "From at least one update, whoever receives it can read samples exactly. "
+        "The others may fall to more time or a better attack."
+    ),
+    Outcome.APPROXIMATE: (
+        "At least one update gives away an approximation of a client's samples. "
+        "Nothing is proved, but data that can be recognised has leaked."
+    ),
+    Outcome.FAILED: f"No client's sample is known to have leaked. {_NO_GUARANTEE}",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The first thing a reader sees."""
+
+    tone: str  # a class of the style sheet, and an icon
+    name: str
+    meaning: str
+
+
+def verdict(report: Report) -> Verdict:
+    """The worst that happened, and what it means for the clients."""
+    if report.outcome is not None:
+        meanings = _MANY if len(report.findings) > 1 else _MEANINGS
+        return Verdict(report.outcome.value, OUTCOMES[report.outcome], meanings[report.outcome])
+    levels = {remark.level for remark in report.remarks}
+    if Level.EXPOSED in levels:
+        return Verdict("partial", "Exposed", "Clients are exposed where it says so below.")
+    if Level.PROTECTED in levels:
+        return Verdict("failed", "No opening found", _NO_GUARANTEE)
+    meaning = (
+        "What was measured holds for these settings and this attack, and is no guarantee beyond."
+    )
+    return Verdict("neutral", "Results", meaning)
+
+
+def cell(value: Cell) -> str:
+    """A table's cell: thousands apart, four digits, yes and no."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, float):
+        return number(value)
+    return value
+
+
+def number(value: float) -> str:
+    """Four digits, in the notation that is shorter.
+
+    >>> number(0.25), number(1234567.0), number(1.72e-8)
+    ('0.25', '1.235e+06', '1.72e-08')
+    """
+    if value and not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.4g}"
+    whole = len(str(int(abs(value))))
+    digits = f"{value:,.{max(0, 4 - whole)}f}" if abs(value) >= 1 else f"{value:.4g}"
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
+
+
+def is_number(value: object) -> bool:
+    """Is it one that can be put in order?"""
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return real and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def numeric_columns(rows: Sequence[Sequence[Cell]], columns: int) -> list[bool]:
+    """Which columns hold numbers only, and stand to the right."""
+    return [
+        any(is_number(row[i]) for row in rows)
+        and all(row[i] is None or is_number(row[i]) or row[i] != row[i] for row in rows)
+        for i in range(columns)
+    ]
+
+
+def decibel(value: float | None) -> str:
+    """A PSNR; 400 dB stands for equality bit by bit."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if abs(value) >= PERFECT_DB:
+        return "equal" if value > 0 else "not finite"
+    return f"{value:.1f}"
+
+
+def seconds(value: float) -> str:
+    """A time span.
+
+    >>> seconds(0.0123), seconds(0.92), seconds(75.2), seconds(7300)
+    ('12 ms', '0.92 s', '1 min 15 s', '2 h 1 min')
+    """
+    if not math.isfinite(value):
+        return NONE
+    if value < 0.0995:
+        return f"{1000 * value:.2g} ms"
+    if value < 59.5:
+        return f"{value:.2g} s" if value < 9.95 else f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def setting(value: Any) -> str:
+    """A setting as it would be typed."""
+    if isinstance(value, str):
+        return value
+    return NONE if value is None else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def count(amount: int, one: str, many: str | None = None) -> str:
+    """So many of them.
+
+    >>> count(1, "sample"), count(20, "sample")
+    ('1 sample', '20 samples')
+    """
+    return f"{amount:,} {one if amount == 1 else many or one + 's'}"
