@@ -10,6 +10,8 @@ if find_spec("typer") is None or find_spec("rich") is None:
     collect_ignore += ["src/spear/cli.py", "src/spear/cli_data.py", "src/spear/cli_reproduce.py"]
 if find_spec("opacus") is None:
     collect_ignore.append("src/spear/integrations/opacus")
+if find_spec("flwr") is None:
+    collect_ignore.append("src/spear/integrations/flower")
 if find_spec("ray") is None:
     collect_ignore += ["src/spear/integrations/ray.py", "src/spear/integrations/ray_session.py"]
 

@@ -1,0 +1,1 @@
+"""A small Flower app: three clients learn to tell photos apart."""

@@ -1,0 +1,121 @@
+"""what_leaves(): a client mod that shows, on the client, what its reply gives away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+from flwr.app import Context, Message, MessageType, RecordDict
+
+from spear.integrations.flower import remarks
+from spear.integrations.flower.arrays import masked, sent_arrays
+from spear.integrations.flower.examiner import Examiner, Model, Options, log
+from spear.integrations.flower.journal import Entry, Journal, plain
+from spear.integrations.flower.replies import Reader, Sent, flat
+from spear.report import Level, Remark
+
+Next = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, Next], Message]
+Own = Callable[[Message, Context], Any]
+
+_SEEN = Remark(
+    Level.NOTE,
+    "What was seen",
+    "The reply as the mods listed after this one left it, on the client itself. Only the first of the "
+    "list sees what really leaves: listed after LocalDpMod or a clipping mod it sees the update before "
+    "these have changed it. A reply from which nothing was recovered is not proved safe.",
+)
+
+
+def what_leaves(
+    folder: str | Path | None,
+    model: Model | None = None,
+    *,
+    redact: bool = False,
+    truth: Own | None = None,
+    **options: Unpack[Options],
+) -> Mod:
+    """A mod that audits each training reply before it leaves the client; nothing is sent anywhere.
+
+    Put it first, `ClientApp(mods=[what_leaves("audit", Net), ...])`: the first of the list is the
+    outermost, and sees what the others made of the reply.
+
+    Args:
+        folder: where reports go, on the client's machine, one JSON and HTML a reply; None to only log.
+        model: as for `Audited`.
+        redact: leave what was recovered out of the reports.
+        truth: the client's own data to compare with, `truth(message, context)`: inputs (b, ...), or
+            (inputs, labels), or (inputs, labels, names), or None.
+        options: as for `Audited`.
+    """
+    Examiner.new(model, options)  # what is wrong with them is told here, not on the client
+    return _WhatLeaves(
+        None if folder is None else Path(folder), model, redact, truth, dict(options)
+    )
+
+
+@dataclass(frozen=True)
+class _WhatLeaves:
+    """The mod; simulations pickle it, so it holds no state of a run."""
+
+    folder: Path | None
+    model: Model | None
+    redact: bool
+    truth: Own | None
+    options: dict[str, Any]
+
+    def __call__(self, msg: Message, ctxt: Context, call_next: Next) -> Message:
+        trains = msg.metadata.message_type.split(".")[0] == MessageType.TRAIN
+        if not trains or not msg.has_content():
+            return call_next(msg, ctxt)
+        # References, before the app may take the records apart.
+        received = RecordDict({name: record.copy() for name, record in msg.content.items()})
+        reply = call_next(msg, ctxt)
+        try:
+            entry = self._audited(received, msg, ctxt, reply)
+        except Exception:  # an audit never stands in a client's way
+            log.warning("SPEAR: this reply could not be audited", exc_info=True)
+            return reply
+        if entry.examined.interrupted:
+            raise KeyboardInterrupt
+        return reply
+
+    def _audited(self, received: RecordDict, msg: Message, ctxt: Context, reply: Message) -> Entry:
+        examiner = Examiner.new(self.model, self.options)
+        config = flat(received.config_records.values())
+        arrays = sent_arrays(received, examiner.layout)
+        examiner.meet(arrays)
+        asked = config.get("server-round")
+        server_round = asked if isinstance(asked, int) else 0
+        held = self.truth
+
+        def truth(_round: int, _reply: Message) -> Any:
+            return None if held is None else held(msg, ctxt)
+
+        entry = Reader(examiner, Sent(arrays, config, {}), None, truth, server_round).alone(reply)
+        self._write(entry)
+        finding = entry.examined.finding
+        log.info("SPEAR: leaving, %s: %s, %s", finding.name, finding.outcome.name, finding.reason)
+        return entry
+
+    def _write(self, entry: Entry) -> None:
+        """One report a reply: simulations keep nothing of a mod from call to call."""
+        if self.folder is None:
+            return
+        file = self.folder / f"round-{entry.server_round}-client-{entry.client}"
+        options = {name: plain(value) for name, value in self.options.items()}
+        journal = Journal(
+            f"What leaves client {entry.client}",
+            options,
+            file.with_suffix(".html"),
+            file.with_suffix(".json"),
+            self.redact,
+        )
+        training = remarks.of_training(entry.examined.training, aggregate=False, seen=_SEEN)
+        journal.remarks += training
+        if masked(entry.examined.finding):
+            journal.remark(remarks.MASKED)
+        journal.add(entry)
+        journal.write(force=True)

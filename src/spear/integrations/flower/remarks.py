@@ -1,0 +1,119 @@
+"""What a reader of a Flower audit should know: what it saw, and what protects nobody from whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
+
+from spear.integrations.flower.training import Training
+from spear.report import Level, Remark
+
+_SERVER_SIDE = (
+    flower.DifferentialPrivacyServerSideFixedClipping,
+    flower.DifferentialPrivacyServerSideAdaptiveClipping,
+)
+_CLIENT_SIDE = (
+    flower.DifferentialPrivacyClientSideFixedClipping,
+    flower.DifferentialPrivacyClientSideAdaptiveClipping,
+)
+
+
+def wrapped(strategy: object) -> Iterator[Strategy]:
+    """A strategy and all that it wraps, from the outside in."""
+    while isinstance(strategy, Strategy):
+        yield strategy
+        strategy = vars(strategy).get("strategy")
+
+
+def of_strategy(strategy: Strategy) -> Iterator[Remark]:
+    """On what the strategy itself does for privacy."""
+    for one in wrapped(strategy):
+        name = type(one).__name__
+        if isinstance(one, _SERVER_SIDE):
+            yield Remark(
+                Level.EXPOSED,
+                name,
+                "It clips and adds its noise on the server, after every client's reply has arrived "
+                "there as it is. That protects clients from those who see the trained model, but not "
+                "from the server, nor from anyone who reads along there. The replies were audited as "
+                "they arrived.",
+            )
+        elif isinstance(one, _CLIENT_SIDE):
+            yield Remark(
+                Level.EXPOSED,
+                name,
+                "Clients only clip: their update is scaled as a whole, which hides nothing in it. The "
+                "noise is added on the server, after the replies have arrived, and protects nobody "
+                "from the server.",
+            )
+
+
+SEEN = Remark(
+    Level.NOTE,
+    "What was seen",
+    "Replies as they arrived, after all that mods on the clients did to them (clipping, the noise of "
+    "LocalDpMod), and before anything that the server's strategy does. The verdict is about this "
+    "attack; a reply from which nothing was recovered is not proved safe.",
+)
+
+
+def of_training(training: Training, *, aggregate: bool, seen: Remark = SEEN) -> Iterator[Remark]:
+    """On what clients send, and how they trained."""
+    yield seen
+    if training.sends == "weights":
+        yield Remark(
+            Level.NOTE,
+            "Clients send weights",
+            "The weights they were sent are subtracted, which leaves the learning rate times the "
+            "gradients. Digits are lost in that, the more the smaller the learning rate; it is "
+            "rounding, no protection to rely on.",
+        )
+    if not training.is_sgd and training.sends != "gradient":
+        yield Remark(
+            Level.NOTE,
+            f"Clients train with {training.optimizer}",
+            "It scales every entry on its own, and what is left has no low rank: this attack does not "
+            "apply, and nothing was tried. That is no proof of safety.",
+        )
+    if training.epochs not in (None, 1) or training.batch_size is not None:
+        yield Remark(
+            Level.NOTE,
+            "Several local steps",
+            "The update is a sum over steps, between which weights and signs move. Samples come back "
+            "less often, and are proved only where the whole training can be repeated (full batches).",
+        )
+    if training.momentum:
+        yield Remark(
+            Level.NOTE,
+            "Momentum",
+            "The first step of SGD does not feel it. With several steps it counts in the repetition.",
+        )
+    if aggregate:
+        yield Remark(
+            Level.NOTE,
+            "Secure aggregation",
+            "Only the weighted mean of a round's replies was attacked, as one batch of all clients, "
+            "which is what a server sees under secure aggregation. The replies themselves were not "
+            "hidden in this run: Flower's message-based strategies receive each of them readable.",
+        )
+
+
+def inside(outer: Strategy) -> Remark:
+    """On being wrapped where one should wrap."""
+    name = type(outer).__name__
+    return Remark(
+        Level.NOTE,
+        f"Audited is inside {name}",
+        f"{name} hands replies on as it has changed them, so this audit is not of what the clients "
+        f"sent. Put it outermost: Audited({name}(...), ...).",
+    )
+
+
+MASKED = Remark(
+    Level.PROTECTED,
+    "SecAgg+",
+    "Replies are masked: one of them alone is noise to the server. What their sum gives away is what "
+    "aggregate=True audits.",
+)

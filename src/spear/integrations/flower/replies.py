@@ -1,0 +1,182 @@
+"""Replies of a round's clients, read beside what each of them was sent."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from spear.errors import InvalidUpdate, SpearError
+from spear.integrations.flower import remarks
+from spear.integrations.flower.arrays import Arrays, Layout, sent_arrays
+from spear.integrations.flower.examiner import Examiner, log
+from spear.integrations.flower.journal import Entry
+from spear.integrations.flower.training import Training
+from spear.integrations.flower.truth import Private
+
+Held = Callable[[int, Message], Any]
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """What went out to the clients in one round: references to Flower's arrays, no copies."""
+
+    arrays: Arrays
+    config: Values
+    to: Mapping[int, tuple[Arrays, Values]]  # by node id
+
+    @staticmethod
+    def of(
+        messages: Iterable[Message], arrays: Arrays, config: Values, layout: Layout | None
+    ) -> Sent:
+        to = {}
+        for message in messages:
+            try:
+                own = sent_arrays(message.content, layout)
+            except SpearError:  # a strategy with content of its own: the round's arrays, then
+                own = arrays
+            to[message.metadata.dst_node_id] = (own, flat(message.content.config_records.values()))
+        return Sent(arrays, dict(config), to)
+
+    def to_node(self, node: int) -> tuple[Arrays, Values]:
+        return self.to.get(node, (self.arrays, self.config))
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """One readable reply."""
+
+    before: Arrays
+    values: Mapping[str, Tensor]
+    training: Training
+    examples: float | None
+    notes: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class _Sum:
+    """The weighted mean of updates, one after the other, so that memory holds one at a time."""
+
+    total: dict[str, Tensor] = field(default_factory=dict)
+    weight: float = 0.0
+
+    def add(self, values: Mapping[str, Tensor], weight: float) -> None:
+        if self.total and set(self.total) != set(values):
+            raise InvalidUpdate(["it holds other arrays than those before it"])
+        for name, value in values.items():
+            part = weight * value.double()
+            self.total[name] = self.total[name] + part if name in self.total else part
+        self.weight += weight
+
+    def mean(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: (t / self.weight).to(like[name].dtype) for name, t in self.total.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Audits the replies of one round."""
+
+    examiner: Examiner
+    sent: Sent
+    strategy: Strategy | None
+    truth: Held | None
+    server_round: int
+
+    def alone(self, reply: Message) -> Entry:
+        """What one reply gives away."""
+        client = str(reply.metadata.src_node_id)
+        name = f"round {self.server_round}, client {client}"
+        try:
+            update = self._read(reply)
+        except Exception as error:  # whatever a client sends, the federation goes on
+            return Entry(self.server_round, client, self.examiner.unaudited(name, error))
+        private, words = self._private(reply)
+        examined = self.examiner.examine(
+            name,
+            update.before,
+            update.values,
+            update.training,
+            notes=[*update.notes, *words],
+            private=private,
+        )
+        return Entry(self.server_round, client, examined, update.examples)
+
+    def together(self, replies: list[Message]) -> Entry:
+        """What their weighted mean gives away: one update of a batch that holds all of theirs."""
+        total, notes = _Sum(), list[str]()
+        first: Update | None = None
+        private: list[Private] = []
+        rates, examples, count = set(), 0.0, 0
+        for reply in replies:
+            try:
+                update = self._read(reply)
+                if first is not None and update.before != first.before:
+                    raise InvalidUpdate(["this client was sent other weights than those before it"])
+                total.add(update.values, update.examples or 1.0)
+            except Exception as error:  # as in `alone`
+                notes.append(f"client {reply.metadata.src_node_id} is left out: {error}")
+                continue
+            first, count = first or update, count + 1
+            rates.add(update.training.lr)
+            examples += update.examples or 0.0
+            held, words = self._private(reply)
+            private += [held] if held is not None else []
+            notes += [note for note in (*update.notes, *words) if note not in notes]
+        clients = f"all {count} together"
+        name = f"round {self.server_round}, {clients}"
+        if first is None:
+            why = "; ".join(notes) or "no client replied"
+            examined = self.examiner.unaudited(name, InvalidUpdate([why]))
+            return Entry(self.server_round, clients, examined)
+        training = first.training
+        if len(rates) > 1:
+            notes.append(f"learning rates differ: {', '.join(map(str, sorted(map(str, rates))))}")
+            training = dataclasses.replace(training, lr=None)
+        examined = self.examiner.examine(
+            name,
+            first.before,
+            total.mean(first.values),
+            training,
+            notes=notes,
+            private=Private.together(private) if len(private) == count else None,
+        )
+        return Entry(self.server_round, clients, examined, examples or None)
+
+    def _read(self, reply: Message) -> Update:
+        if reply.has_error():
+            raise InvalidUpdate([f"the client reported an error: {reply.error.reason}"])
+        layout = self.examiner.layout
+        assert layout is not None  # `meet` came first
+        before, config = self.sent.to_node(reply.metadata.src_node_id)
+        metrics = flat(reply.content.metric_records.values())
+        *_, innermost = (None, *remarks.wrapped(self.strategy))
+        training, notes = self.examiner.training.told(config, metrics, innermost)
+        examples = metrics.get(getattr(innermost, "weighted_by_key", "num-examples"))
+        known = isinstance(examples, (int, float)) and 0 < examples < float("inf")
+        values = layout.named(sent_arrays(reply.content, layout))
+        count = float(examples) if known and examples is not None else None
+        return Update(before, values, training.of(count), count, tuple(notes))
+
+    def _private(self, reply: Message) -> tuple[Private | None, list[str]]:
+        if self.truth is None:
+            return None, []
+        try:
+            return Private.of(self.truth(self.server_round, reply)), []
+        except Exception as error:  # the user's function; the attack does not need it
+            log.warning("SPEAR: truth= failed", exc_info=True)
+            return None, [f"truth= failed ({type(error).__name__}: {error})"]
+
+
+def flat(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The entries of all records of one kind; the first of a name counts."""
+    together: dict[str, Any] = {}
+    for record in records:
+        for name, value in record.items():
+            together.setdefault(name, value)
+    return together

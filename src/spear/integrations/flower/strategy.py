@@ -1,0 +1,228 @@
+"""Audited: any Flower strategy, with every client's reply audited on the way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Unpack
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from spear.errors import InvalidOption, InvalidUpdate
+from spear.integrations.flower import remarks
+from spear.integrations.flower.arrays import masked
+from spear.integrations.flower.examiner import Examiner, Model, Options, log
+from spear.integrations.flower.journal import Entry, Journal, plain
+from spear.integrations.flower.replies import Held, Reader, Sent
+from spear.report import Level, Remark, Report
+
+_HOOKS = ("configure_train", "aggregate_train")
+
+
+class Audited(Strategy):
+    """Wraps a strategy: looks at what comes back from the clients, and changes nothing.
+
+    Args:
+        strategy: any `flwr.serverapp.strategy.Strategy`; wrap outside of the DP wrappers.
+        model: the clients' model, or a function that makes one. A plain MLP is recognised from its
+            weights without.
+        report: where the HTML report goes; it is rewritten as replies come. None for nowhere.
+        json: the same as JSON, which `spear.load` reads.
+        redact: leave what was recovered out of the report: it is the clients' data.
+        aggregate: audit the weighted mean of a round's replies as one batch, which is what secure
+            aggregation leaves to see, instead of each reply.
+        every: audit one round in so many.
+        rounds: audit these rounds only.
+        truth: what clients really held, where you may know it, `truth(server_round, reply)`: inputs
+            (b, ...), or (inputs, labels), or (inputs, labels, names), or None.
+        keep: how many findings keep what was recovered, so that long runs stay small.
+        options: what is known of the clients, and bounds; see `Options`.
+
+    `strategy.report` is the `spear.Report` so far. Everything else is the wrapped strategy's.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        model: Model | None = None,
+        *,
+        report: str | Path | None = "spear-report.html",
+        json: str | Path | None = None,
+        redact: bool = False,
+        aggregate: bool = False,
+        every: int = 1,
+        rounds: Collection[int] | None = None,
+        truth: Held | None = None,
+        keep: int = 50,
+        **options: Unpack[Options],
+    ) -> None:
+        if not isinstance(strategy, Strategy):
+            raise InvalidOption(
+                "expected a strategy of flwr.serverapp.strategy, such as FedAvg(), got "
+                f"{type(strategy).__module__}.{type(strategy).__name__}"
+            )
+        if every < 1:
+            raise InvalidOption(f"expected every >= 1 rounds, got {every}")
+        self._strategy = strategy
+        self._examiner = Examiner.new(model, options)
+        self._aggregate, self._every, self._truth = aggregate, every, truth
+        self._rounds = None if rounds is None else frozenset(rounds)
+        self._inner = {name: getattr(strategy, name) for name in _HOOKS}
+        self._sent: Sent | None = None
+        self._met = False
+        names = [type(one).__name__ for one in remarks.wrapped(strategy)]
+        settings: dict[str, Any] = {
+            "strategy": " of ".join(names),
+            "model": "recognised from its weights"
+            if self._examiner.model is None
+            else type(self._examiner.model).__name__,
+            "aggregate": aggregate,
+            "every": every,
+            **{name: plain(value) for name, value in options.items()},
+        }
+        self._journal = Journal(
+            f"Flower: {' of '.join(names)}",
+            settings,
+            None if report is None else Path(report),
+            None if json is None else Path(json),
+            redact,
+            keep,
+            "aggregate" if aggregate else "reply",
+        )
+        self._journal.remarks += remarks.of_strategy(strategy)
+        self._journal.remarks += remarks.of_training(self._examiner.training, aggregate=aggregate)
+        self._journal.write_now()  # a path that cannot be written is told before the first round
+
+    @property
+    def strategy(self) -> Strategy:
+        """The wrapped one, under the name that Flower's own wrappers give it."""
+        return self._strategy
+
+    @property
+    def report(self) -> Report:
+        """What was found so far."""
+        return self._journal.report
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # not set yet, as while being unpickled
+            raise AttributeError(name)
+        return getattr(self._strategy, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._strategy, name, value)
+
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, **kwargs: Any) -> Result:
+        """Run the strategy's own loop, with our two hooks in the place of its own."""
+        self._meet(initial_arrays)
+        log.info("SPEAR audits this run: %s", self._journal.page or "strategy.report")
+        own = vars(self._strategy)
+        before = {name: own[name] for name in _HOOKS if name in own}
+        own.update({name: getattr(self, name) for name in _HOOKS})
+        try:
+            return self._strategy.start(grid, initial_arrays, *args, **kwargs)
+        finally:
+            for name in _HOOKS:
+                del own[name]
+            own.update(before)
+            self._journal.write(force=True)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The strategy's messages, of which we keep what each client was sent."""
+        self._meet(arrays)
+        current = dict(arrays)  # references: strategies may take the record apart
+        messages: Iterable[Message] = self._inner["configure_train"](
+            server_round, arrays, config, grid
+        )
+        if self._audits(server_round):
+            messages = list(messages)
+            self._sent = Sent.of(messages, current, config, self._examiner.layout)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Audit the replies as they arrived, then hand them on."""
+        replies = list(replies)
+        if self._audits(server_round):
+            self._notice_wrapping()
+            try:
+                for entry in self._audit(server_round, replies):
+                    self._take(entry)
+            finally:
+                self._sent = None  # weights of one round at a time
+                self._journal.write(force=True)
+        aggregated: tuple[ArrayRecord | None, MetricRecord | None] = self._inner["aggregate_train"](
+            server_round, replies
+        )
+        return aggregated
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The strategy's own."""
+        return self._strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The strategy's own."""
+        return self._strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """The strategy's own."""
+        self._strategy.summary()
+
+    def _audits(self, server_round: int) -> bool:
+        chosen = self._rounds is None or server_round in self._rounds
+        return chosen and (server_round - 1) % self._every == 0
+
+    def _meet(self, arrays: ArrayRecord) -> None:
+        """Raise before the first round if the model is not the federation's: nothing is lost yet."""
+        if self._met:
+            return
+        try:
+            self._examiner.meet(dict(arrays))
+        except InvalidUpdate as error:
+            raise InvalidOption(f"model= does not fit the federation's arrays: {error}") from error
+        self._met = True
+
+    def _notice_wrapping(self) -> None:
+        """Say so if another strategy calls us, whose changes to the replies we would then see."""
+        caller = sys._getframe(2).f_locals.get("self")
+        if isinstance(caller, Strategy) and caller not in (self, *remarks.wrapped(self._strategy)):
+            said = remarks.inside(caller)
+            if said not in self._journal.remarks:
+                log.warning("SPEAR: %s. %s", said.subject, said.words)
+            self._journal.remark(said)
+
+    def _audit(self, server_round: int, replies: list[Message]) -> Iterator[Entry]:
+        """One entry a reply, or one for all of them."""
+        if self._sent is None:
+            words = "aggregate_train was called without configure_train: nothing to compare with"
+            self._journal.remark(Remark(Level.NOTE, f"Round {server_round}", words))
+            log.warning("SPEAR: round %s: %s", server_round, words)
+            return
+        reader = Reader(self._examiner, self._sent, self._strategy, self._truth, server_round)
+        if self._aggregate:
+            yield reader.together(replies)
+            return
+        for reply in replies:
+            yield reader.alone(reply)
+
+    def _take(self, entry: Entry) -> None:
+        self._journal.add(entry)
+        self._journal.write()
+        finding = entry.examined.finding
+        log.info("SPEAR: %s: %s, %s", finding.name, finding.outcome.name, finding.reason)
+        if masked(finding):
+            self._journal.remark(remarks.MASKED)
+        if entry.examined.interrupted:
+            raise KeyboardInterrupt  # the attack stopped at it; so should the run
