@@ -5,7 +5,7 @@ import torch
 
 import spear
 from spear import Outcome, data
-from spear.federated import fedsgd, mlp
+from spear.federated import defences, fedsgd, mlp
 from spear.metrics import score
 
 
@@ -128,3 +128,11 @@ def test_large_photos_come_back(data_root):
     result = spear.invert(spear.observe(model, fedsgd(model, x, y)), model=model)
     assert result.outcome is Outcome.EXACT
     assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
+
+
+def test_a_search_that_finds_nothing_ends_in_a_verdict(data_root):
+    """Pruning MNIST by 1 % left a round of estimates without any direction, which was an IndexError."""
+    _, model, x, y = real_batch("mnist", data_root, 20, 0)
+    update = defences.prune(fedsgd(model, x, y), 0.01)
+    result = spear.invert(spear.observe(model, update), model=model, max_seconds=20)
+    assert result.outcome is Outcome.FAILED

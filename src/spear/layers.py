@@ -70,7 +70,7 @@ def inspect_layers(model: nn.Module) -> tuple[LayerReport, ...]:
     >>> [(r.name, r.relu) for r in inspect_layers(net)]
     [('0', 'after'), ('2', 'before')]
     """
-    traced = _trace(model)
+    traced = trace(model)
     if isinstance(traced, str):
         return _inspect_registered(model, traced)
     modules = dict(traced.named_modules())
@@ -87,7 +87,7 @@ def inspect_layers(model: nn.Module) -> tuple[LayerReport, ...]:
 
 def network_after(model: nn.Module, layer: str) -> nn.Module | str:
     """The model from the output of `layer` on, as a module of its own; or why there is none."""
-    traced = _trace(model)
+    traced = trace(model)
     if isinstance(traced, str):
         return traced
     graph = fx.Graph()
@@ -117,7 +117,7 @@ def network_before(model: nn.Module, layer: str) -> nn.Module | str:
     >>> network_before(net, "2")(torch.tensor([[[1.0, -1.0], [0.0, 2.0]]]))
     tensor([[1., 0., 0., 2.]])
     """
-    traced = _trace(model)
+    traced = trace(model)
     if isinstance(traced, str):
         return traced
     nodes = list(traced.graph.nodes)
@@ -173,7 +173,7 @@ def soften(network: nn.Module) -> tuple[nn.Module, list[SoftRelu]]:
     return soft, relus
 
 
-def _trace(model: nn.Module) -> fx.GraphModule | str:
+def trace(model: nn.Module) -> fx.GraphModule | str:
     """The traced model, or one line on why it cannot be traced."""
     training = model.training
     try:

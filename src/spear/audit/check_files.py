@@ -1,0 +1,163 @@
+"""A preflight from files: a model by name, weights, an update; or weights alone, by their shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from spear.audit.from_weights import linear_layers, plain_mlp
+from spear.audit.loading import build_model
+from spear.audit.naming import like, matched, named
+from spear.audit.preflight import Preflight, Verdict, preflight
+from spear.audit.protocol_checks import HOME
+from spear.audit.tensors import positional, read_tensors
+from spear.audit.update_files import UpdateFiles, observe_files
+from spear.errors import InvalidFile, InvalidOption
+from spear.report import Level, Remark, Table
+
+_TRAINING = ("lr", "epochs", "local_batch_size")
+
+
+@dataclass(frozen=True)
+class CheckFiles:
+    """What is there to judge.
+
+    Args:
+        model: "package.module:factory" or "file.py:factory".
+        weights: those that clients are sent.
+        update: gradients that one of them sent, or
+        after: the weights that it sent back.
+        mode: "train" or "eval", which the model is put into; None leaves it as the factory gave it.
+    """
+
+    model: str | None = None
+    weights: Path | None = None
+    update: Path | None = None
+    after: Path | None = None
+    mode: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.model is None and self.weights is None:
+            raise InvalidOption(
+                "expected a model (package.module:factory), or weights to recognise one by, got "
+                "neither"
+            )
+        if self.mode not in (None, "train", "eval"):
+            raise InvalidOption(f"expected the mode train or eval, got {self.mode!r}")
+
+
+def check_files(files: CheckFiles, *, layer: str | None = None, **options: Any) -> Preflight:
+    """The preflight of what lies on disk.
+
+    Args:
+        files: where it is.
+        layer: the layer to judge.
+        options: of `preflight`.
+    """
+    if files.update is not None or files.after is not None:
+        return _with_update(files, layer, options)
+    if files.model is not None:
+        model = _built(files)
+        return preflight(_in_mode(model, files.mode), layer=layer, **options)
+    assert files.weights is not None
+    weights, _ = named(read_tensors(files.weights), {})
+    recognised = plain_mlp(weights)
+    if isinstance(recognised, str):
+        return _by_shapes(weights, recognised)
+    return _assuming(preflight(recognised, layer=layer, **options), _MLP)
+
+
+_MLP = (
+    "No model was given: the weights were taken for a plain MLP with a ReLU behind every layer "
+    "but the last, and without dropout. With other activations this verdict does not hold: give "
+    "--model."
+)
+
+
+def _with_update(files: CheckFiles, layer: str | None, options: dict[str, Any]) -> Preflight:
+    training = {}
+    if files.after is not None:
+        training = {name: options.get(name) for name in _TRAINING if options.get(name) is not None}
+        if "local_batch_size" in training:
+            training["batch_size"] = training.pop("local_batch_size")
+        if options.get("optimizer", "sgd") != "sgd":
+            training["optimizer"] = options["optimizer"]
+    seen = observe_files(
+        UpdateFiles(files.weights, files.update, files.after, training, files.model, layer)
+    )
+    model = None if seen.model is None else _in_mode(seen.model, files.mode)
+    found = preflight(model, update=seen.view, layer=layer, **options)
+    return _assuming(found, *seen.notes)
+
+
+def _built(files: CheckFiles) -> nn.Module:
+    """The model, with the weights of the file if there is one."""
+    assert files.model is not None
+    model = build_model(files.model)
+    if files.weights is None:
+        return model
+    weights, own = read_tensors(files.weights), model.state_dict()
+    if positional(weights):
+        if len(weights) != len(own):
+            raise InvalidFile(
+                f"{files.weights}: expected {len(own)} tensors, one for each entry of the model's "
+                f"state_dict, got {len(weights)}"
+            )
+        weights = dict(zip(own, weights.values(), strict=True))
+    weights = like(matched(weights, own, files.weights), own)
+    wrong = [name for name in weights if weights[name].shape != own[name].shape]
+    missing = [name for name, _ in model.named_parameters() if name not in weights]
+    if wrong or missing:
+        problem = (
+            f"{wrong[0]!r} has shape {tuple(weights[wrong[0]].shape)}, expected "
+            f"{tuple(own[wrong[0]].shape)}"
+            if wrong
+            else f"{missing[0]!r} is missing"
+        )
+        raise InvalidFile(f"{files.weights} does not fit {files.model}: {problem}")
+    model.load_state_dict(weights, strict=False)
+    return model
+
+
+def _in_mode(model: nn.Module, mode: str | None) -> nn.Module:
+    return model if mode is None else model.train(mode == "train")
+
+
+def _assuming(found: Preflight, *assumptions: str) -> Preflight:
+    notes = tuple(Remark(Level.NOTE, "assumed", words) for words in assumptions)
+    return replace(found, remarks=(*found.remarks, *notes))
+
+
+def _by_shapes(weights: dict[str, Tensor], why: str) -> Preflight:
+    """Weights that are no plain MLP: what their linear layers would give away behind a ReLU."""
+    layers = [layer for layer in linear_layers(weights) if layer.bias]
+    convolutions = any(weight.ndim in (3, 4, 5) for weight in weights.values())
+    rows = tuple(
+        (
+            layer.name,
+            f"{layer.inputs} → {layer.outputs}",
+            "if a ReLU follows" if layer.bias else "no",
+            f"then batches of up to about {max(1, layer.outputs // HOME)}"
+            if layer.bias
+            else "it has no bias, and the bias gradient gives each input its scale",
+            "activations behind convolutions" if convolutions else "not known",
+        )
+        for layer in linear_layers(weights)
+    )
+    columns = ("layer", "inputs → outputs", "attackable", "why", "reads")
+    table = Table("Linear layers", columns, rows, "Read from names and shapes alone.")
+    words = (
+        f"The weights are no plain MLP ({why}), and names and shapes do not say which activations "
+        "stand between the layers. Give the model (--model package.module:factory) for a verdict."
+    )
+    remark = Remark(Level.NOTE, "no model", words)
+    if not layers:
+        words = "No tensor is the weight of a linear layer with a bias: SPEAR attacks nothing else."
+        remark = Remark(Level.PROTECTED, "no linear layer", words)
+        headline = "Not exposed to this attack: there is no linear layer with a bias."
+        return Preflight(Verdict.NOT_EXPOSED, headline, (remark,), table)
+    headline = "Unknown: weights alone do not say where the ReLUs are. Give the model."
+    return Preflight(Verdict.UNKNOWN, headline, (remark,), table)

@@ -1,0 +1,96 @@
+"""What noise of any kind says about an attack: privacy's, rounding's, pruning's; and epsilon."""
+
+from __future__ import annotations
+
+from spear.audit.outlook import Expectation, Outlook
+from spear.audit.protocol import Check, Protocol, Verdict
+from spear.audit.protocol_checks import NOTICED
+from spear.errors import MissingExtra
+from spear.report import Level, Remark
+
+
+def noise(outlook: Outlook, protocol: Protocol) -> Check:
+    """Noise of any kind against the spectrum of the update."""
+    source = "on made-up inputs, an estimate" if outlook.estimated else "read off the update"
+    amount = (
+        f"Noise of {outlook.sigma:.1e} on an entry, {outlook.relative:.1e} of a typical one "
+        f"({source}): the samples {outlook.words}."
+    )
+    limits = {
+        Expectation.NOTHING: (Verdict.NOT_EXPOSED, "the noise drowns every sample"),
+        Expectation.DROWNING: (Verdict.UNKNOWN, "the noise is about as loud as the samples"),
+        Expectation.VAGUE: (Verdict.PARTLY, "noise blurs what comes back"),
+    }
+    limit, because = limits.get(outlook.expectation, (Verdict.EXPOSED, ""))
+    level = Level.PROTECTED if because else Level.EXPOSED
+    if outlook.expectation is Expectation.EXACT and outlook.relative < NOTICED:
+        return Check((Remark(level, "rounding", amount),))
+    words = amount
+    if outlook.expectation in (Expectation.EXACT, Expectation.CLEAR):
+        words += (
+            " Proofs get rare at this noise, the samples do not; more noise is needed to hide them."
+        )
+    if outlook.estimated:
+        words += (
+            " This holds for normalised inputs: of pixels in [0, 1] fewer come back under noise, "
+            "and blurred more."
+        )
+    return Check((Remark(level, _sources(protocol), words),), limit, because)
+
+
+def coarse(protocol: Protocol) -> Check:
+    """Pruning and coarse grids are no even noise: what they leave depends on the data."""
+    if not protocol.uneven:
+        return Check()
+    if protocol.pruned >= 0.5:
+        words = (
+            "With half of the entries pruned or more, nothing came back in any of our trials "
+            "(CIFAR-10 and MNIST, b = 20, m = 200): the batch size can no longer be read."
+        )
+        remark = Remark(Level.PROTECTED, "pruning", words)
+        return Check((remark,), Verdict.NOT_EXPOSED, "so much pruning hides the samples")
+    words = (
+        "Pruning and coarse grids hit some entries and not others, so what they leave depends on "
+        "the data: at 8 bits and at 10 % pruned, all of 20 CIFAR-10 images came back at 40 dB and "
+        "more, and nothing of MNIST. Measure it on data like yours with spear audit."
+    )
+    remark = Remark(Level.NOTE, "pruning or coarse precision", words)
+    return Check(
+        (remark,), Verdict.UNKNOWN, "what pruning or coarse precision leaves depends on the data"
+    )
+
+
+def _sources(protocol: Protocol) -> str:
+    """Where the noise comes from, as a remark's subject."""
+    sources = []
+    if protocol.noise:
+        sources.append("private noise")
+    if protocol.precision not in (None, "float32", "float64"):
+        sources.append(f"{protocol.precision}")
+    if protocol.pruned:
+        sources.append("pruning")
+    if protocol.sends_weights:
+        sources.append("digits lost in subtracting weights")
+    return ", ".join(sources) or "noise"
+
+
+def privacy(protocol: Protocol) -> Check:
+    """The noise as epsilon, where Opacus is installed and the numbers are there."""
+    if protocol.noise_multiplier is None and protocol.sigma is not None and protocol.sigma > 0:
+        words = "Without clipping, noise gives no epsilon: give noise_multiplier and max_grad_norm."
+        return Check((Remark(Level.NOTE, "epsilon", words),))
+    if not protocol.noise_multiplier or not protocol.batch_size or not protocol.dataset_size:
+        return Check()
+    try:
+        from spear.integrations.opacus.privacy import epsilon
+    except (ImportError, MissingExtra):
+        words = "Stating epsilon takes Opacus: pip install 'spear-fl[opacus]'."
+        return Check((Remark(Level.NOTE, "epsilon", words),))
+    rate = protocol.batch_size / protocol.dataset_size
+    spent = epsilon([(protocol.noise_multiplier, rate, protocol.rounds)], protocol.delta)
+    words = (
+        f"A noise multiplier of {protocol.noise_multiplier:g} is epsilon = {spent:,.4g} at delta = "
+        f"{protocol.delta:g} for {protocol.rounds} steps of {protocol.batch_size} out of "
+        f"{protocol.dataset_size} samples (RDP accountant)."
+    )
+    return Check((Remark(Level.NOTE, "epsilon", words),))

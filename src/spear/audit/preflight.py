@@ -1,0 +1,270 @@
+"""Preflight: are this model and protocol exposed to SPEAR, and why or why not? No attack is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from spear.audit import model_checks, noise_checks, protocol_checks
+from spear.audit.anatomy import Anatomy, LayerView, examine
+from spear.audit.conclusion import Predictions, Preflight, headline, ordered
+from spear.audit.outlook import Outlook, observed, rehearsed
+from spear.audit.protocol import Check, Clipping, Protocol, Verdict, worst_of
+from spear.audit.rehearsal import Rehearsal, rehearse
+from spear.errors import InvalidOption
+from spear.factors import factorise
+from spear.layers import LayerReport
+from spear.report import Level, Remark
+from spear.update import LayerUpdate
+
+__all__ = ["Predictions", "Preflight", "Verdict", "preflight"]
+
+_GUESSED_BATCH = 4  # of a rehearsal, where no batch size is known
+
+
+def preflight(
+    model: nn.Module | None,
+    *,
+    update: LayerUpdate | None = None,
+    layer: str | None = None,
+    input_shape: tuple[int, ...] | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    epochs: int | None = None,
+    local_batch_size: int | None = None,
+    optimizer: str = "sgd",
+    noise_multiplier: float | None = None,
+    max_grad_norm: float | None = None,
+    sigma: float | None = None,
+    clipping: Clipping = "flat",
+    precision: str | torch.dtype | None = None,
+    pruned: float = 0.0,
+    clients: int = 1,
+    dataset_size: int | None = None,
+    rounds: int = 1,
+    delta: float = 1e-5,
+) -> Preflight:
+    """Say whether a model and a protocol are exposed, before any attack.
+
+    Args:
+        model: as clients train it, in the mode they train it in. None if only an update is known.
+        update: one update, if there is one: batch size, spectrum and noise are then read off it.
+        layer: judge this layer; without it, the one an attack would choose.
+        input_shape: of one input, for the rehearsal on made-up inputs; guessed unless given.
+        batch_size: and all the others describe what clients do; see `Protocol`.
+
+    >>> from spear.federated import mlp
+    >>> seen = preflight(mlp(3072, 10, width=200, seed=0), batch_size=20)
+    >>> seen.verdict.name
+    'EXPOSED'
+    >>> print(seen.headline)
+    Exposed: a batch of 20 is expected to come back exactly from layer '0' (3072 → 200).
+    """
+    protocol = Protocol(
+        batch_size,
+        lr,
+        epochs,
+        local_batch_size,
+        optimizer,
+        noise_multiplier,
+        max_grad_norm,
+        sigma,
+        clipping,
+        str(precision).removeprefix("torch.") if precision is not None else None,
+        pruned,
+        clients,
+        dataset_size,
+        rounds,
+        delta,
+    )
+    if model is None and update is None:
+        raise InvalidOption("expected a model or an update to judge, got neither")
+    anatomy = _given_layer(update) if model is None or _foreign(update) else examine(model)
+    samples, checks = _samples(protocol, update)
+    if model is not None and anatomy.untraced and anatomy.chosen is None:
+        anatomy = _discovered(model, anatomy, input_shape)
+    chosen = _choose(anatomy, layer or (update.layer if update else None), samples)
+    checks += [
+        model_checks.untraceable(anatomy),
+        protocol_checks.optimiser(protocol),
+        protocol_checks.clipping(protocol),
+        Check() if update is not None else noise_checks.coarse(protocol),
+        protocol_checks.local_training(protocol),
+        protocol_checks.aggregation(protocol),
+        noise_checks.privacy(protocol),
+    ]
+    if model is not None:
+        checks += [model_checks.modes(model), model_checks.embeddings(model)]
+    predictions, rows = Predictions(), samples
+    if chosen is None:
+        named = None if layer is None else anatomy.named(layer)
+        judged = anatomy if named is None else Anatomy((named,), anatomy.untraced)
+        checks.append(model_checks.nothing_to_attack(judged, samples))
+    else:
+        case = _Case(model, anatomy, chosen, samples, protocol, update, input_shape)
+        found, predictions, rows = _attackable(case)
+        checks += found
+    verdict, because = worst_of(checks)
+    return Preflight(
+        verdict,
+        headline(verdict, because, chosen, rows, predictions),
+        ordered(checks),
+        anatomy.table(),
+        None if chosen is None else chosen.name,
+        samples,
+        predictions,
+    )
+
+
+def _foreign(update: LayerUpdate | None) -> bool:
+    """Was a layer given directly, without the model's name for it?"""
+    return update is not None and update.layer is None
+
+
+def _given_layer(update: LayerUpdate | None) -> Anatomy:
+    assert update is not None
+    why = f"it is taken to have a ReLU {update.relu} it, as it was given directly"
+    report = LayerReport(update.layer or "layer", update.relu, why, reads_data=True)
+    return Anatomy((LayerView(report, update.inputs, update.outputs, True),))
+
+
+def _discovered(model: nn.Module, anatomy: Anatomy, shape: tuple[int, ...] | None) -> Anatomy:
+    """Layers of a model that cannot be traced, judged by running it instead."""
+    views = []
+    for view in anatomy.layers:
+        seen = rehearse(model, view.name, _GUESSED_BATCH, shape=shape) if view.has_bias else ""
+        if isinstance(seen, Rehearsal) and seen.off == 1.0:
+            why = (
+                "a run showed that its output gradient is zero wherever it is off, as behind a ReLU"
+            )
+            report = LayerReport(view.name, "after", why, seen.reads_data)
+            view = replace(view, report=report, unseen=False)  # noqa: PLW2901
+        views.append(view)
+    return replace(anatomy, layers=tuple(views))
+
+
+def _samples(protocol: Protocol, update: LayerUpdate | None) -> tuple[int | None, list[Check]]:
+    """How many samples the server sees at once; what an update says counts before what was given."""
+    if update is None:
+        return protocol.total, []
+    seen = factorise(update).batch_size
+    if not seen:
+        return protocol.total, []
+    if protocol.total is not None and protocol.total != seen:
+        words = (
+            f"The update shows {seen} samples, {protocol.total} were named: duplicates and samples "
+            "whose gradient vanished do not show. The update's count is used."
+        )
+        return seen, [Check((Remark(Level.NOTE, "batch size", words),))]
+    return seen, []
+
+
+def _choose(anatomy: Anatomy, name: str | None, samples: int | None) -> LayerView | None:
+    """The layer to judge: the one named, else the first that is wide enough for the batch."""
+    if name is not None:
+        named = anatomy.named(name) or (anatomy.layers[0] if name == "layer" else None)
+        if named is None:
+            names = ", ".join(repr(layer.name) for layer in anatomy.layers) or "none"
+            raise InvalidOption(
+                f"the model has no linear layer {name!r}; its linear layers: {names}"
+            )
+        return named if named.attackable else None
+    open_ = [layer for layer in anatomy.layers if layer.attackable]
+    b = samples or 1
+    for factor in (protocol_checks.HOME, 1):
+        for layer in open_:
+            if factor * b <= layer.outputs and b < min(layer.outputs, layer.inputs):
+                return layer
+    return open_[0] if open_ else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """A layer that can be attacked, and all that is known around it."""
+
+    model: nn.Module | None
+    anatomy: Anatomy
+    layer: LayerView
+    samples: int | None
+    protocol: Protocol
+    update: LayerUpdate | None
+    shape: tuple[int, ...] | None
+
+    @property
+    def too_many(self) -> bool:
+        fewest = min(self.layer.inputs, self.layer.outputs)
+        return self.samples is not None and self.samples >= fewest
+
+    def rehearse(self) -> Rehearsal | str:
+        if self.model is None or _foreign(self.update):
+            return "no model was given"
+        if self.too_many:
+            return "the batch is too large for the layer"
+        norm = self.protocol.max_grad_norm if self.update is None else None
+        batch = self.samples or _GUESSED_BATCH
+        return rehearse(self.model, self.layer.name, batch, shape=self.shape, max_grad_norm=norm)
+
+    def outlook(self, seen: Rehearsal | str) -> Outlook | None:
+        if self.update is not None:
+            return observed(factorise(self.update))
+        if isinstance(seen, str) or self.samples is None or self.model is None:
+            return None
+        if self.protocol.uneven:
+            return None
+        weight = self.model.get_submodule(self.layer.name).weight
+        assert isinstance(weight, torch.Tensor)
+        return rehearsed(seen, self.protocol, weight)
+
+
+def _attackable(case: _Case) -> tuple[list[Check], Predictions, int | None]:
+    """Everything there is to say about a layer that can be attacked; and the rows it sees."""
+    layer, protocol, rows = case.layer, case.protocol, case.samples
+    checks = [
+        model_checks.what_it_reads(layer),
+        model_checks.skipped_layers(case.anatomy, layer),
+        model_checks.before_the_layer(layer),
+    ]
+    seen = case.rehearse()
+    if isinstance(seen, Rehearsal) and case.model is not None:
+        if rows is not None and case.update is None:
+            rows = seen.rows
+        batch = case.samples or _GUESSED_BATCH
+        checks += model_checks.rehearsed_gradient(case.model, layer, seen, batch)
+        checks.append(_assumed(seen))
+    elif case.update is None and not case.too_many:
+        words = f"There is no estimate of the spectrum: {seen}. Give the shape of one input."
+        blind = Remark(Level.NOTE, "no rehearsal", words)
+        checks.append(
+            Check((blind,), _blind(protocol), "noise cannot be judged without a spectrum")
+        )
+    if case.model is not None:
+        behind = None if isinstance(seen, str) else seen
+        checks.append(model_checks.behind_the_layer(case.model, layer, behind))
+    checks.append(protocol_checks.size(layer, rows, protocol))
+    if protocol.optimizer.lower() != "sgd":  # nothing below holds for what it sends
+        return checks, Predictions(), rows
+    outlook = case.outlook(seen)
+    if outlook is not None:
+        checks.append(noise_checks.noise(outlook, protocol))
+    predicted = None if rows is None else protocol_checks.predict(layer, rows)
+    if predicted is None or rows is None:
+        return checks, Predictions(outlook=outlook), rows
+    lemmas, measured = predicted
+    checks.append(protocol_checks.success(layer, rows, lemmas, measured, outlook))
+    return checks, Predictions(lemmas, measured, outlook), rows
+
+
+def _assumed(seen: Rehearsal) -> Check:
+    if seen.given:
+        return Check()
+    shape = " x ".join(map(str, seen.shape))
+    words = f"For the rehearsal one input was taken to be {shape}; name another shape if it is not."
+    return Check((Remark(Level.NOTE, "input shape", words),))
+
+
+def _blind(protocol: Protocol) -> Verdict:
+    """Without a spectrum nothing can be said of noise."""
+    coarse = protocol.precision not in (None, "float32", "float64")
+    return Verdict.UNKNOWN if protocol.noise or protocol.pruned or coarse else Verdict.EXPOSED
