@@ -41,4 +41,4 @@ def main(grid: Grid, context: Context) -> None:
         train_config=ConfigRecord({"lr": context.run_config.get("learning-rate", 0.01)}),
         num_rounds=context.run_config.get("num-server-rounds", 2),
     )
-    print(strategy.report.headline)  # noqa: T201
+    print(strategy.report.headline)
