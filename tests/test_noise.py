@@ -5,10 +5,12 @@ import torch
 from torch import nn
 
 import spear
+from planted import plant, worst_error
 from spear import Outcome, Proof
 from spear.estimation import Quiet, polish
 from spear.factors import factorise
 from spear.federated import clipping_factors, fedsgd, least_squares, output_gradient
+from spear.federated.defences import add_noise
 from spear.guesses import seek
 from spear.layers import network_after, soften
 from spear.metrics import score
@@ -121,3 +123,20 @@ def test_pure_noise_holds_no_sample():
     result = spear.invert(view)
     assert (result.outcome, len(result.inputs)) == (Outcome.FAILED, 0)
     assert "noise" in result.reason
+
+
+@pytest.mark.parametrize("sigma", [1e-10, 1e-8])
+@pytest.mark.parametrize("seed", range(3))
+def test_neurons_that_no_sample_switched_on_are_known_for_that_under_noise(sigma, seed):
+    """Inputs in [0, 1] leave many neurons off; noise makes their rows look alive."""
+    generator = torch.Generator().manual_seed(seed)
+    planted = plant(8, m=100, depth=4, seed=seed, inputs=torch.rand(8, 300, generator=generator))
+    noisy = add_noise(planted.gradients, sigma, generator)
+    clean = factorise(planted.view)
+    dead = int((~clean.live_rows).sum())
+    factors = factorise(spear.observe(planted.model, noisy))
+    assert dead >= 5
+    assert torch.equal(factors.live_rows, clean.live_rows)
+    result = spear.invert(spear.observe(planted.model, noisy), model=planted.model)
+    assert result.outcome is Outcome.EXACT, result.reason
+    assert worst_error(result.inputs, planted.inputs) < 1e-3

@@ -21,7 +21,6 @@ from spear.inversion import FINDERS, Outcome
 from spear.report import Finding, Look, Report
 from spear.report.saving import save_inputs
 
-EXIT = {Outcome.EXACT: 20, Outcome.PARTIAL: 10, Outcome.APPROXIMATE: 10, Outcome.FAILED: 0}
 _COLOURS = {
     Outcome.EXACT: "red",  # for whoever audits, an exact recovery is the bad news
     Outcome.PARTIAL: "red",
@@ -189,7 +188,14 @@ def invert(
     for path in written:
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
     interrupted = finding.stats.get("interrupted")
-    raise typer.Exit(130 if interrupted else EXIT[finding.outcome])
+    raise typer.Exit(130 if interrupted else exit_code(finding))
+
+
+def exit_code(finding: Finding) -> int:
+    """20 exact, 10 for anything less that came back, proved or not, 0 for nothing."""
+    if finding.outcome is Outcome.EXACT:
+        return 20
+    return 10 if finding.recovered else 0
 
 
 def parse_look(shape: str, mean: str, std: str) -> Look:

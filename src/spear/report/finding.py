@@ -191,7 +191,9 @@ class Finding:
             return (
                 f"{self.recovered} of {size} samples were recovered approximately; none is proved."
             )
-        return "Nothing was recovered that can be vouched for."
+        if self.recovered:
+            return f"{self.recovered} candidates came back; they may be right, but nothing proves them."
+        return "Nothing was recovered."
 
     @property
     def holds_data(self) -> bool:
