@@ -79,7 +79,7 @@ def test_streaming_agrees_with_one_svd(m, monkeypatch):
     D, X = low_rank(m, 90, 6)
     G = D @ X + 1e-6 * torch.randn(m, 90, dtype=torch.float64)
     factors = factorise(view_of(G, D.sum(1)))
-    exact = torch.linalg.svdvals(G[factors.live_rows])
+    exact = torch.linalg.svdvals(G)
     assert torch.allclose(factors.spectrum, exact, rtol=1e-9, atol=1e-15)
 
 
