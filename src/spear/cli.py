@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import spear
-from spear import cli_check, cli_data, cli_invert
+from spear import cli_audit, cli_check, cli_data, cli_invert
 from spear import theory as lemmas
 from spear.audit import frontier, frontier_report
 from spear.audit.demo import DemoRun, DemoSettings, run_demo
@@ -179,6 +179,7 @@ def bench(
 
 app.command(epilog=cli_invert.EPILOG)(cli_invert.invert)
 app.command(epilog=cli_check.EPILOG)(cli_check.check)
+app.command(epilog=cli_audit.EPILOG)(cli_audit.audit)
 app.command(epilog="Example: spear reproduce main --batches 10 --data ~/datasets")(reproduce)
 
 

@@ -125,7 +125,7 @@ def _run(name: str, options: flow.Options, engine: Engine, quiet: bool) -> None:
     if not part.open:
         return
     remaining = Remaining(part.open, flow.rows_of(name, options.results))
-    with _watched(part, remaining, quiet) as watch:
+    with watched(part, remaining, quiet) as watch:
         for row in flow.run(part, options, engine, watch.step):
             remaining.done(row)
             watch.row(row)
@@ -198,7 +198,8 @@ class _Lines(_Watch):
 
 
 @contextmanager
-def _watched(part: flow.Part, remaining: Remaining, quiet: bool) -> Iterator[_Watch]:
+def watched(part: flow.Part, remaining: Remaining, quiet: bool) -> Iterator[_Watch]:
+    """Bars on a terminal, a line now and then elsewhere, nothing if quiet."""
     if quiet:
         yield _Watch(part, remaining)
     elif not console.is_terminal:

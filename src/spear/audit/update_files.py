@@ -131,7 +131,7 @@ def invert_files(
         options: of `spear.invert`: finder, generator, max_seconds, on_progress, executor.
     """
     began = time.monotonic()
-    loss = None if files.loss is None else _loss(files.loss)
+    loss = None if files.loss is None else loss_of(files.loss)
     seen = observe_files(files)
     if look is not None:
         look.pictures(torch.zeros(0, seen.view.inputs))  # a shape that does not fit is told at once
@@ -192,7 +192,8 @@ def _alone(view: LayerUpdate) -> LayerUpdate:
     )
 
 
-def _loss(name: str) -> Any:
+def loss_of(name: str) -> Any:
+    """The loss of a name: one of `LOSSES`, or package.module:function."""
     if name in LOSSES:
         return LOSSES[name]
     if ":" not in name:

@@ -1,0 +1,208 @@
+"""A sweep's report: the verdict, where leakage starts and stops, what defences cost, and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spear.audit import leak_trial, utility
+from spear.audit.leakage import Leakage, Verdict, course, percent
+from spear.audit.plan import Sweep
+from spear.audit.sweep_plots import drawings
+from spear.audit.sweep_tables import leakage_table, settings_table
+from spear.errors import MissingExtra
+from spear.report import Finding, Level, Remark, Report
+
+NO_GUARANTEE = "not a guarantee: another attack, or more batches, may do better"
+# Subjects of remarks that explain the figures; the others tell of this run.
+EXPLANATIONS = ("what counts", "utility", "epsilon")
+_LEARNT = 0.03  # above guessing, before training counts as such
+_EXIT = {Verdict.EXACT: 20, Verdict.SINGLE: 10, Verdict.RECOGNISABLE: 10}
+
+
+def exit_code(found: Sequence[Leakage]) -> int:
+    """20 if a whole batch was exact anywhere, 10 if anything leaked, 0 if nothing did."""
+    return max((_EXIT.get(leakage.verdict, 0) for leakage in found), default=0)
+
+
+def report(
+    sweep: Sweep,
+    out: Path,
+    *,
+    examples: Sequence[Finding] = (),
+    settings: Mapping[str, Any] | None = None,
+    seconds: float | None = None,
+) -> Report:
+    """Everything that the rows in `out` come to; nothing is run."""
+    found, data = sweep.summary(out), sweep.subject.samples()
+    remarks = [
+        *_courses(sweep, found),
+        *_safe(found, data.classes is not None),
+        *_honesty(sweep, found),
+    ]
+    try:
+        drawn = drawings(sweep, found)
+    except MissingExtra as error:
+        drawn = ()
+        remarks.append(Remark(Level.NOTE, "plots", f"There are none: {error}"))
+    return Report.new(
+        "audit",
+        "Where leakage starts and stops",
+        headline(found),
+        examples,
+        remarks=remarks,
+        tables=(leakage_table(sweep, found), settings_table(sweep, found)),
+        drawings=drawn,
+        settings={
+            "model": sweep.subject.model_words,
+            "data": data.name,
+            "samples in the data": len(data),
+            "batches at each setting": sweep.repeats,
+            "seconds for an attack, at most": sweep.max_seconds,
+            "training steps before the attack": sweep.subject.trained_steps,
+            "base": sweep.grid.base.words(),
+            "seed": sweep.seed,
+            **(settings or {}),
+        },
+        seconds=seconds,
+    )
+
+
+def headline(found: Sequence[Leakage]) -> str:
+    """The verdict in one sentence.
+
+    >>> headline([])
+    'Nothing was measured.'
+    """
+    done = [leakage for leakage in found if leakage.done]
+    if not done:
+        return "Nothing was measured."
+    exact = sum(leakage.verdict is Verdict.EXACT for leakage in done)
+    leaking = sum(leakage.verdict is not Verdict.NOTHING for leakage in done)
+    quiet = len(done) - leaking
+    if not leaking:
+        return f"This attack recovered nothing at any of {len(done)} settings ({NO_GUARANTEE})."
+    parts = [f"whole batches were recovered exactly at {exact}"] if exact else []
+    more = f"at {leaking - exact}{' more' if exact else ''}"
+    parts += [f"something recognisable came back {more}"] if leaking > exact else []
+    parts += [f"nothing was recovered at {quiet} ({NO_GUARANTEE})"] if quiet else []
+    return f"Of {len(done)} settings, {', '.join(parts)}."
+
+
+def _courses(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
+    remarks = []
+    for axis in sweep.grid.axes:
+        words = course(axis, found)
+        worst = {
+            leakage.verdict for _, s in axis.points for leakage in found if leakage.setting == s
+        }
+        level = Level.EXPOSED if worst - {Verdict.NOTHING, Verdict.UNMEASURED} else Level.PROTECTED
+        remarks.append(
+            Remark(level, axis.title, f"{words[0].upper()}{words[1:]}." if words else "")
+        )
+    return [remark for remark in remarks if remark.words]
+
+
+def _safe(found: Sequence[Leakage], classes: bool) -> list[Remark]:
+    """The settings at which nothing was recovered, said as carefully as that deserves."""
+    remarks = []
+    base = found[0].setting if found else None
+    for leakage in found:
+        if leakage.verdict is not Verdict.NOTHING:
+            continue
+        words = f"This attack recovered nothing: {percent(leakage.leaked)} leaked"
+        if leakage.out_of_time:
+            words += f", though in {leakage.out_of_time} of them the time limit stopped it"
+        words += f"; {NO_GUARANTEE}.{_cost(leakage, classes)}"
+        remarks.append(Remark(Level.PROTECTED, leakage.setting.words(base), words))
+    return remarks
+
+
+def _cost(leakage: Leakage, classes: bool) -> str:
+    found = leakage.utility
+    if found is None or found.cost is None:
+        return ""
+    unit, words = (100, "points of held-out accuracy") if classes else (1, "of held-out loss")
+    cost, spread = unit * found.cost, unit * (found.cost_spread or 0.0)
+    if cost == 0:
+        return " Training does not notice it."
+    figure = f"{cost:.2g} ± {spread:.2g} {words}" if spread else f"{cost:.2g} {words}"
+    return f" It costs {figure}." if cost > spread else f" Training hardly notices it ({figure})."
+
+
+def _honesty(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
+    """What the figures are, and what they are not."""
+    data = sweep.subject.samples()
+    unit = (
+        f"a picture is recognisable from {leak_trial.PICTURE_DB:.0f} dB PSNR on, if it also beats the "
+        f"best flat colour by {leak_trial.BEYOND_FLAT_DB:.0f} dB"
+        if data.look is not None
+        else "the data is no picture: errors are measured in standard deviations of each feature, and "
+        f"a sample is recognisable from {leak_trial.OTHER_DB:.0f} dB on, within 0.32 of one"
+    )
+    told = [
+        Remark(
+            Level.NOTE,
+            "what counts",
+            f"A batch leaks if any of its samples is recognisable, exact or certified: {unit}; exact "
+            "is 60 dB. Intervals are Clopper-Pearson's, at 95 %, over batches.",
+        )
+    ]
+    too_small = utility.too_small(len(data), sweep.grid.base)
+    if not sweep.training.rounds or too_small:
+        words = too_small or "training was switched off"
+        told.append(Remark(Level.NOTE, "utility", f"Not measured: {words}."))
+    else:
+        what = "accuracy" if data.classes is not None else "loss"
+        told.append(
+            Remark(
+                Level.NOTE,
+                "utility",
+                f"Held-out {what} after {sweep.training.rounds} rounds under the same protocol, mean "
+                f"of {sweep.training.seeds} runs; cost is against the same runs without clipping, "
+                "noise and compression. A small proxy: it tells what ruins training from what does "
+                "not.",
+            )
+        )
+        told += _unlearnt(sweep, found)
+    if any(leakage.noise.epsilon is not None for leakage in found):
+        told.append(Remark(Level.NOTE, "epsilon", _counted_for(sweep)))
+    wrong = sum(leakage.certified_wrong for leakage in found)
+    if wrong:
+        told.append(Remark(Level.NOTE, "certificate", f"{wrong} samples were certified and wrong."))
+    for leakage in found:
+        if leakage.failed:
+            words = f"{len(leakage.failed)} trials gave no result: {leakage.failed[0].error}"
+            told.append(Remark(Level.NOTE, leakage.setting.words(), words))
+    return told
+
+
+def _unlearnt(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
+    """A warning where even undefended training did not beat guessing: costs mean nothing then."""
+    guessing = sweep.subject.samples().commonest
+    plain = [a.utility.quality for a in found if a.utility and not a.setting.defended]
+    if guessing is None or not plain or max(plain) > guessing + _LEARNT:
+        return []
+    words = (
+        f"Without any defence the model reached {100 * max(plain):.0f} %, and guessing the commonest "
+        f"class gives {100 * guessing:.0f} %: it did not learn, and costs say nothing. Give more "
+        "--rounds, or another --server-lr."
+    )
+    return [Remark(Level.NOTE, "training", words)]
+
+
+def _counted_for(sweep: Sweep) -> str:
+    privacy = sweep.privacy
+    size = (
+        "the batch is all of a client's data"
+        if privacy.dataset_size is None
+        else f"batches are drawn from {privacy.dataset_size:,} samples"
+    )
+    several = f"{privacy.steps:,} updates" if privacy.steps > 1 else "one update"
+    return (
+        f"By Opacus' RDP accountant for {several} of a client at delta = {privacy.delta:g}, where "
+        f"{size}. "
+        "FedSGD: per sample (DP-SGD); FedAvg: for the client's whole update. A run of more updates has "
+        "a larger one. Noise is each client's own, before aggregation."
+    )

@@ -1,0 +1,295 @@
+"""`spear audit`: where does leakage start and stop, and what does each defence cost?"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from spear.audit import examples as evidence
+from spear.audit import sweep as flow
+from spear.audit.grid import Grid, default_lists
+from spear.audit.plan import LEAKAGE, Sweep
+from spear.audit.setting import Privacy
+from spear.audit.subject import Subject
+from spear.audit.sweep_report import exit_code, report
+from spear.audit.utility import Training
+from spear.cli_audit_table import show
+from spear.cli_invert import parse_look, writable, write
+from spear.cli_reproduce import watched
+from spear.errors import DataError, InvalidOption
+from spear.paper.reproduce import Part
+from spear.report import Finding
+from spear.trials import Engine, RowFile, Trial
+from spear.trials.remaining import Remaining
+
+_WHAT, _VARY, _COUNT = (
+    "What is audited",
+    "What is varied (lists: 8,16,32)",
+    "How epsilon is counted",
+)
+_COST, _RUN, _WRITE = "What training costs", "The run", "What to write"
+EPILOG = """Examples:
+
+  spear audit
+
+  spear audit --model mynets:Net --data train.npz --batch-size 8,32,128 --clip 1 --epsilon inf,8,1
+
+  spear audit --batch-size 8,16,32,64 --width 100,200,400 --cross --repeats 3
+
+Lists: the first value of each is the base, and one thing is varied at a time around it; --cross runs
+all combinations. Noise multiplier and epsilon need --clip.
+
+Exit codes: 0 nothing recovered at any setting, 10 something leaked, 20 a whole batch exact somewhere,
+2 bad input, 130 interrupted (the same command goes on)."""
+
+
+def audit(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="package.module:factory or file.py:factory; a ReLU MLP unless given.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="File (.npz, .safetensors, .pt) with 'inputs' and 'labels'; cifar10, mnist, "
+            "tiny_imagenet or adult under SPEAR_DATA; package.module:function giving (inputs, "
+            "labels). Photos unless given.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="cross-entropy, bce, mse or package.module:function; by the labels unless given.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Of a picture: 3x32x32.", rich_help_panel=_WHAT)
+    ] = None,
+    mean: Annotated[str, typer.Option(help="Subtracted from pixels.", rich_help_panel=_WHAT)] = "0",
+    std: Annotated[str, typer.Option(help="Pixels were divided by.", rich_help_panel=_WHAT)] = "1",
+    trained_steps: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Attack the model after so many training steps.", rich_help_panel=_WHAT
+        ),
+    ] = 0,
+    batch_size: Annotated[
+        str | None, typer.Option("--batch-size", "-b", help="Samples.", rich_help_panel=_VARY)
+    ] = None,
+    width: Annotated[
+        str | None,
+        typer.Option(help="Given to the factory as width=.", rich_help_panel=_VARY),
+    ] = None,
+    epochs: Annotated[
+        str | None,
+        typer.Option(help="Of local training (FedAvg); 0 is FedSGD.", rich_help_panel=_VARY),
+    ] = None,
+    local_batch_size: Annotated[
+        str | None, typer.Option(help="Samples a local step.", rich_help_panel=_VARY)
+    ] = None,
+    lr: Annotated[
+        str | None, typer.Option(help="Of local training; 0.05.", rich_help_panel=_VARY)
+    ] = None,
+    clip: Annotated[
+        str | None,
+        typer.Option(
+            help="Norm C, or none: per sample (FedSGD), of the whole update (FedAvg).",
+            rich_help_panel=_VARY,
+        ),
+    ] = None,
+    sigma: Annotated[
+        str | None,
+        typer.Option(help="Noise on an entry of what is sent.", rich_help_panel=_VARY),
+    ] = None,
+    noise_multiplier: Annotated[
+        str | None, typer.Option(help="The same as z = sigma b / C.", rich_help_panel=_VARY)
+    ] = None,
+    epsilon: Annotated[
+        str | None, typer.Option(help="The same as epsilon; inf is none.", rich_help_panel=_VARY)
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, float16, bfloat16, quantise-BITS, prune-SHARE.", rich_help_panel=_VARY
+        ),
+    ] = None,
+    clients: Annotated[
+        str | None, typer.Option(help="Under secure aggregation.", rich_help_panel=_VARY)
+    ] = None,
+    cross: Annotated[
+        bool, typer.Option("--cross", help="All combinations.", rich_help_panel=_VARY)
+    ] = False,
+    delta: Annotated[float, typer.Option(help="Of (ε, delta).", rich_help_panel=_COUNT)] = 1e-5,
+    dataset_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of a client; its batch is all it has unless given.", rich_help_panel=_COUNT
+        ),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Updates it sends.", rich_help_panel=_COUNT)
+    ] = 1,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Of training; 0 leaves it out.", rich_help_panel=_COST)
+    ] = 150,
+    training_seeds: Annotated[
+        int, typer.Option(min=1, help="Runs of each training.", rich_help_panel=_COST)
+    ] = 3,
+    server_lr: Annotated[
+        float, typer.Option(help="Learning rate of the server.", rich_help_panel=_COST)
+    ] = 0.05,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Private batches a setting.", rich_help_panel=_RUN)
+    ] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first.", rich_help_panel=_RUN)] = 0,
+    max_seconds: Annotated[float, typer.Option(help="Of one attack.", rich_help_panel=_RUN)] = 60,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; one per core.", rich_help_panel=_RUN)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the rows.", rich_help_panel=_WRITE)] = Path(
+        "spear-audit"
+    ),
+    json: Annotated[
+        Path | None, typer.Option(help="The report as JSON; - is stdout.", rich_help_panel=_WRITE)
+    ] = None,
+    report_file: Annotated[
+        Path | None,
+        typer.Option("--report", help="The HTML; OUT/report.html.", rich_help_panel=_WRITE),
+    ] = None,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Keep no recovered data.", rich_help_panel=_WRITE)
+    ] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="Run failed and timed-out trials once more.", rich_help_panel=_RUN
+        ),
+    ] = False,
+    only_draw: Annotated[
+        bool, typer.Option("--only-draw", help="Run nothing.", rich_help_panel=_WRITE)
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Explain the figures too.")
+    ] = False,
+) -> None:
+    """Attack a model under many settings: where does leakage start and stop, and at what cost?"""
+    began = time.monotonic()
+    lists = {
+        "batch_size": _list(batch_size, int),
+        "width": _list(width, int),
+        "epochs": _list(epochs, int),
+        "local_batch_size": _list(local_batch_size, int),
+        "lr": _list(lr, float),
+        "clip": _list(clip, float),
+        "sigma": _list(sigma, float),
+        "noise_multiplier": _list(noise_multiplier, float),
+        "epsilon": _list(epsilon, float),
+        "precision": _list(precision, str),
+        "clients": _list(clients, int),
+    }
+    look = None if shape is None else parse_look(shape, mean, std)
+    subject = Subject(model, data, loss, look, trained_steps=trained_steps, lr=server_lr)
+    given = {key: values for key, values in lists.items() if values}
+    planned = Sweep(
+        subject,
+        Grid(given or default_lists(len(subject.samples())), cross),
+        repeats,
+        seed,
+        max_seconds,
+        Privacy(delta, dataset_size, steps),
+        Training(rounds, training_seeds),
+    )
+    target = report_file or out / "report.html"
+    for path in (json, target, out / "rows"):
+        writable(path)
+    console = Console(highlight=False, stderr=str(json) == "-")
+    planned.check()
+    if not only_draw:
+        silent = quiet or console.stderr  # its progress goes where the JSON goes
+        _run(planned, out, flow.local(workers, subject), console, quiet=silent, again=again)
+    with console.status("attacking a few updates again, to show them"):
+        shown = _examples(planned, out, only_draw=only_draw, redact=redact)
+    made = report(
+        planned,
+        out,
+        examples=shown,
+        settings={"command": shlex.join(["spear", *sys.argv[1:]])},
+        seconds=None if only_draw else time.monotonic() - began,
+    )
+    found = planned.summary(out)
+    show(console, planned, found, made, quiet=quiet, verbose=verbose)
+    for path in write(made.redacted() if redact else made, json, target):
+        console.print(f"wrote {escape(str(path))}", soft_wrap=True)
+    raise typer.Exit(exit_code(found))
+
+
+def _run(
+    planned: Sweep, out: Path, engine: Engine, console: Console, *, quiet: bool, again: bool
+) -> None:
+    if not quiet:
+        count = len(planned.grid.settings)
+        console.print(
+            f"{count} settings, {planned.repeats} private batches each; base: "
+            f"{escape(planned.grid.base.words())}",
+            soft_wrap=True,
+        )
+    try:
+        for trials in (planned.trials(), planned.trainings()):
+            part = _part(trials, out, again)
+            if not part.open:
+                continue
+            remaining = Remaining(part.open, RowFile(out, part.name).rows().values())
+            with watched(part, remaining, quiet) as watch:
+                for row in flow.run(planned, part.open, out, engine, watch.step):
+                    remaining.done(row)
+                    watch.row(row)
+    except KeyboardInterrupt:
+        words = f"stopped; what was done is in {out}: the same command goes on from there"
+        console.print(escape(words), soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def _part(trials: Sequence[Trial], out: Path, again: bool) -> Part:
+    experiment = trials[0].experiment if trials else LEAKAGE
+    return Part(experiment, trials, flow.open_trials(trials, out, again=again))
+
+
+def _examples(planned: Sweep, out: Path, *, only_draw: bool, redact: bool) -> Sequence[Finding]:
+    """Of an earlier run if nothing is to be run; kept beside the rows unless redacted."""
+    if only_draw:
+        if not RowFile(out, LEAKAGE).rows():
+            raise DataError(f"{out} holds no rows of an audit: run it without --only-draw first")
+        return evidence.kept_examples(out)
+    shown = evidence.examples(planned, planned.summary(out))
+    if not redact:
+        evidence.keep_examples(out, shown)
+    return shown
+
+
+def _list(text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...]:
+    """Values separated by commas; none and off are no value.
+
+    >>> _list("8,16", int), _list("none, 1", float), _list(None, int)
+    ((8, 16), (None, 1.0), ())
+    """
+    if text is None:
+        return ()
+    try:
+        parts = [part.strip() for part in text.split(",")]
+        return tuple(None if part in ("none", "off") else kind(part) for part in parts)
+    except ValueError as error:
+        raise InvalidOption(f"expected a list such as 8,16,32, got {text!r}: {error}") from error
