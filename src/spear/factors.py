@@ -38,6 +38,9 @@ UNDECIDED = 10.0
 # noise by the condition of the submatrix, 1e2 to 1e3 on real batches.
 _NOISY = 1e-4
 _HUSHED = 4.0  # standard deviations of the length of a noisy row above its mean
+_QUIETER = (
+    0.3  # of a usual row's length: below it, one that is noise alone is told from one that is not
+)
 _FAINT = 3.0  # roundings of the loudest sample that a sample must stand above
 _UNEVEN = 1e3  # times the noise's edge; below it, whitened coordinates are too noisy for kernels
 # From this size on a sketch is tried first: a quarter of the time at 1000 rows, 3 % at 4096.
@@ -243,9 +246,11 @@ def _sounding(left: Tensor, values: Tensor, noise: float, live_rows: Tensor) -> 
     It is a zero of every direction. Pixels in [0, 1] leave a fifth of the neurons so; unless they are
     set aside, any mix of samples has zeros to spare.
     """
-    rank = len(values)
-    loud = live_rows & ((left * values).norm(dim=1) > noise * (math.sqrt(rank) + _HUSHED))
-    return loud if bool(loud.any()) else live_rows
+    lengths = (left * values).norm(dim=1)
+    noisy = noise * (math.sqrt(len(values)) + _HUSHED)
+    if not bool(live_rows.any()) or noisy > _QUIETER * float(lengths[live_rows].median()):
+        return live_rows  # under loud noise a row of few samples looks so too
+    return live_rows & (lengths > noisy)
 
 
 def _fading(s: Tensor, eps: float) -> int:
