@@ -15,35 +15,32 @@ from rich.table import Table
 from spear.data.survey import Found, State, catalogue, survey
 
 _COLOURS = {State.FOUND: "green", State.DAMAGED: "red", State.MISSING: "yellow"}
+console = Console(highlight=False)
 _WIDE = 1000  # characters of a line that no terminal folds
 
 
-def register(app: typer.Typer, console: Console) -> None:
-    """Add the command to the others."""
+def data(
+    folder: Annotated[
+        Path | None,
+        typer.Option("--data", envvar="SPEAR_DATA", help="Folder with the datasets."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Show which datasets are there, which are damaged, and where to get the others.
 
-    @app.command(epilog="Example: spear data --data ~/datasets")
-    def data(
-        folder: Annotated[
-            Path | None,
-            typer.Option("--data", envvar="SPEAR_DATA", help="Folder with the datasets."),
-        ] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
-    ) -> None:
-        """Show which datasets are there, which are damaged, and where to get the others.
-
-        Ends with 1 if something is damaged, with 2 if no folder was named or there is none.
-        """
-        found = catalogue() if folder is None else survey(folder)
-        if as_json:
-            console.out(json.dumps(_record(found, folder), indent=2), highlight=False)
-        else:
-            # Lines are folded for terminals only.
-            piped = Console(file=console.file, width=_WIDE, highlight=False)
-            _show(found, folder, console if console.is_terminal else piped)
-        if folder is None:
-            raise typer.Exit(2)
-        if any(item.state is State.DAMAGED for item in found):
-            raise typer.Exit(1)
+    Ends with 1 if something is damaged, with 2 if no folder was named or there is none.
+    """
+    found = catalogue() if folder is None else survey(folder)
+    if as_json:
+        console.out(json.dumps(_record(found, folder), indent=2), highlight=False)
+    else:
+        # Lines are folded for terminals only.
+        piped = Console(file=console.file, width=_WIDE, highlight=False)
+        _show(found, folder, console if console.is_terminal else piped)
+    if folder is None:
+        raise typer.Exit(2)
+    if any(item.state is State.DAMAGED for item in found):
+        raise typer.Exit(1)
 
 
 def _record(found: Sequence[Found], folder: Path | None) -> dict[str, object]:

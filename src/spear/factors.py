@@ -250,7 +250,8 @@ def _sounding(left: Tensor, values: Tensor, noise: float, live_rows: Tensor) -> 
     noisy = noise * (math.sqrt(len(values)) + _HUSHED)
     if not bool(live_rows.any()) or noisy > _QUIETER * float(lengths[live_rows].median()):
         return live_rows  # under loud noise a row of few samples looks so too
-    return live_rows & (lengths > noisy)
+    sounding: Tensor = live_rows & (lengths > noisy)
+    return sounding
 
 
 def _fading(s: Tensor, eps: float) -> int:
