@@ -35,10 +35,16 @@ def _extremes(found: Sequence[Leakage]) -> list[tuple[str, Leakage, Row]]:
     faint = _quick([a for a in found if a.verdict in (Verdict.RECOGNISABLE, Verdict.SINGLE)])
     quiet = _quick([a for a in found if a.verdict is Verdict.NOTHING and a.best is not None])
     chosen: list[tuple[str, Leakage, Row]] = []
-    if exact:
-        most = max(exact, key=lambda a: (a.setting.defended, a.setting.samples))
+    plain = [a for a in exact if not a.setting.defended]
+    if plain:
+        most = max(plain, key=lambda a: a.setting.samples)
         wanted = next(row for row in most.done if row.metrics["exact"])
-        chosen.append(("The largest or best defended batch that came back whole", most, wanted))
+        chosen.append(("Without a defence: the largest batch that came back whole", most, wanted))
+    exact = [a for a in exact if a.setting.defended]
+    if exact:
+        most = max(exact, key=lambda a: (a.setting.samples, a.usual_best or 0))
+        wanted = next(row for row in most.done if row.metrics["exact"])
+        chosen.append(("With a defence, and whole all the same", most, wanted))
     if faint:
         least = min(faint, key=lambda a: a.usual_best or 0)
         leaking = [

@@ -12,12 +12,19 @@ from spear.audit.plan import Sweep
 from spear.audit.sweep_plots import drawings
 from spear.audit.sweep_tables import leakage_table, settings_table
 from spear.errors import MissingExtra
+from spear.inversion import Outcome
 from spear.report import Finding, Level, Remark, Report
 
 NO_GUARANTEE = "not a guarantee: another attack, or more batches, may do better"
 # Subjects of remarks that explain the figures; the others tell of this run.
 EXPLANATIONS = ("what counts", "utility", "epsilon")
 _LEARNT = 0.03  # above guessing, before training counts as such
+_OUTCOMES = {
+    Verdict.EXACT: Outcome.EXACT,
+    Verdict.SINGLE: Outcome.PARTIAL,
+    Verdict.RECOGNISABLE: Outcome.APPROXIMATE,
+    Verdict.NOTHING: Outcome.FAILED,
+}
 _EXIT = {Verdict.EXACT: 20, Verdict.SINGLE: 10, Verdict.RECOGNISABLE: 10}
 
 
@@ -66,7 +73,16 @@ def report(
             **(settings or {}),
         },
         seconds=seconds,
+        overall=_overall(found),
     )
+
+
+def _overall(found: Sequence[Leakage]) -> Outcome | None:
+    verdicts = {leakage.verdict for leakage in found if leakage.done}
+    for verdict, outcome in _OUTCOMES.items():
+        if verdict in verdicts:
+            return outcome
+    return None
 
 
 def headline(found: Sequence[Leakage]) -> str:

@@ -35,9 +35,10 @@ def render(report: Report) -> str:
             report=report,
             kind=words.KINDS.get(report.kind, report.kind),
             verdict=words.verdict(report),
-            tally=_tally(report.findings),
+            tally=_tally(report.findings) if report.overall is None else [],
             figures=_figures(report),
             findings=shown,
+            heading=_heading(report),
             overview=_overview(report.findings) if len(shown) > 1 else None,
             outcomes=[(f.outcome.value, SEVERITY.index(f.outcome)) for f in report.findings],
             holds_data=any(
@@ -88,7 +89,7 @@ def _shown(number: int, finding: Finding, room: evidence.Room) -> Shown:
     return Shown(
         number,
         finding,
-        words.OUTCOMES[finding.outcome],
+        words.outcome_of(finding),
         layer,
         others,
         len(samples),
@@ -102,6 +103,12 @@ def _shown(number: int, finding: Finding, room: evidence.Room) -> Shown:
     )
 
 
+def _heading(report: Report) -> str:
+    if report.overall is not None:
+        return "Examples"
+    return "Updates" if len(report.findings) > 1 else "Evidence"
+
+
 def _tally(findings: Sequence[Finding]) -> list[tuple[str, str, int]]:
     """How many updates ended how, the worst first."""
     counts = Counter(finding.outcome for finding in findings)
@@ -111,20 +118,25 @@ def _tally(findings: Sequence[Finding]) -> list[tuple[str, str, int]]:
 def _figures(report: Report) -> list[tuple[str, str]]:
     """The few numbers that stand beside the verdict."""
     figures, findings = [], report.findings
-    if findings:
+    if findings and report.overall is None:
         sizes = [finding.batch_size for finding in findings]
         total = None if None in sizes else sum(size or 0 for size in sizes)
         of = "" if total is None else f" of {total:,}"
         updates = "update attacked" if len(findings) == 1 else "updates attacked"
         figures.append((updates, f"{len(findings):,}"))
         figures.append(("samples certified", f"{sum(sum(f.certified) for f in findings):,}{of}"))
-    psnr = [value for f in findings if f.truth for value in f.truth.psnr if words.is_number(value)]
-    if psnr:
-        worst = words.decibel(min(psnr))
-        figures.append(("worst PSNR", worst if worst[0].isalpha() else f"{worst} dB"))
+        figures += _worst_psnr(findings)
     if report.seconds is not None:
         figures.append(("time taken", words.seconds(report.seconds)))
     return figures
+
+
+def _worst_psnr(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    psnr = [value for f in findings if f.truth for value in f.truth.psnr if words.is_number(value)]
+    if not psnr:
+        return []
+    worst = words.decibel(min(psnr))
+    return [("worst PSNR", worst if worst[0].isalpha() else f"{worst} dB")]
 
 
 def _overview(findings: Sequence[Finding]) -> Table:
@@ -137,7 +149,7 @@ def _overview_row(finding: Finding) -> tuple[Cell, ...]:
     times = [value for _, value in evidence.stages(finding)]
     return (
         finding.name,
-        words.OUTCOMES[finding.outcome],
+        words.outcome_of(finding),
         sum(finding.certified),
         finding.recovered,
         finding.batch_size,

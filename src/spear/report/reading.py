@@ -41,6 +41,7 @@ def report(content: dict[str, Any]) -> Report:
         created=_text(content["created"]),
         seconds=_maybe(_number, content["seconds"]),
         is_redacted=_flag(content["is_redacted"]),
+        overall=None if content["overall"] is None else Outcome(content["overall"]),
     )
     stated = content["outcome"]
     if stated != (read.outcome and read.outcome.value):

@@ -88,6 +88,8 @@ class Report:
     seconds: float | None = None
     """Of the whole run."""
     is_redacted: bool = False
+    overall: Outcome | None = None
+    """What it came to altogether, where the findings are examples only."""
 
     @staticmethod
     def new(
@@ -101,6 +103,7 @@ class Report:
         drawings: Sequence[Drawing] = (),
         settings: Mapping[str, Any] | None = None,
         seconds: float | None = None,
+        overall: Outcome | None = None,
     ) -> Report:
         """A report of now, with the versions of what made it."""
         import torch
@@ -123,11 +126,14 @@ class Report:
             made_by,
             datetime.now(UTC).isoformat(timespec="seconds"),
             seconds,
+            overall=overall,
         )
 
     @property
     def outcome(self) -> Outcome | None:
         """The worst that happened to any client; None where nothing was attacked."""
+        if self.overall is not None:
+            return self.overall
         outcomes = [finding.outcome for finding in self.findings]
         return max(outcomes, key=SEVERITY.index) if outcomes else None
 

@@ -11,6 +11,7 @@ from typing import Any
 from spear.certificate import Proof
 from spear.inversion import Outcome
 from spear.metrics.pixels import PERFECT_DB
+from spear.report.finding import Finding
 from spear.report.report import Cell, Level, Report
 
 NONE = "–"
@@ -32,6 +33,7 @@ OUTCOMES = {
     Outcome.APPROXIMATE: "Recovered approximately",
     Outcome.FAILED: "Nothing recovered",
 }
+_CANDIDATES = "Candidates, nothing proved"
 _NO_GUARANTEE = (
     "This is no guarantee: it is what one attack could not do with these settings. "
     "Another attack, more time or another round may succeed."
@@ -66,6 +68,16 @@ _MANY = {
     ),
     Outcome.FAILED: f"No client's sample is known to have leaked. {_NO_GUARANTEE}",
 }
+_UNPROVED = (
+    "What came back may be the client's samples, or not: nothing proves it. "
+    "Compare it with the truth, if you may, before you call this update safe."
+)
+_SETTINGS = {
+    Outcome.EXACT: "There are settings at which clients send their data when they send an update.",
+    Outcome.PARTIAL: "There are settings at which single samples can be read exactly.",
+    Outcome.APPROXIMATE: "There are settings at which samples can be recognised.",
+    Outcome.FAILED: f"At none of these settings is a sample known to have leaked. {_NO_GUARANTEE}",
+}
 
 
 @dataclass(frozen=True)
@@ -77,8 +89,18 @@ class Verdict:
     meaning: str
 
 
+def outcome_of(finding: Finding) -> str:
+    """How one update ended."""
+    failed = finding.outcome is Outcome.FAILED and finding.recovered
+    return _CANDIDATES if failed else OUTCOMES[finding.outcome]
+
+
 def verdict(report: Report) -> Verdict:
     """The worst that happened, and what it means for the clients."""
+    if report.overall is not None:
+        return Verdict(report.overall.value, OUTCOMES[report.overall], _SETTINGS[report.overall])
+    if report.outcome is Outcome.FAILED and any(f.recovered for f in report.findings):
+        return Verdict("approximate", _CANDIDATES, _UNPROVED)
     if report.outcome is not None:
         meanings = _MANY if len(report.findings) > 1 else _MEANINGS
         return Verdict(report.outcome.value, OUTCOMES[report.outcome], meanings[report.outcome])
