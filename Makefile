@@ -7,7 +7,7 @@ else
 BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/spear demo
@@ -19,6 +19,9 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/installed
 	$(BIN)/spear bench --batches 5 --compare 1 --out frontier.jsonl
@@ -34,4 +37,4 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt
 	touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) spear-demo spear-results frontier.jsonl .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site spear-demo spear-results frontier.jsonl .pytest_cache .mypy_cache .ruff_cache

@@ -7,9 +7,10 @@ from torch import nn
 import spear
 from planted import plant, worst_error
 from spear import Outcome, Proof
+from spear.data.photos import photo_crops
 from spear.estimation import Quiet, polish
 from spear.factors import factorise
-from spear.federated import clipping_factors, fedsgd, least_squares, output_gradient
+from spear.federated import clipping_factors, fedsgd, least_squares, mlp, output_gradient
 from spear.federated.defences import add_noise
 from spear.guesses import seek
 from spear.layers import network_after, soften
@@ -140,3 +141,13 @@ def test_neurons_that_no_sample_switched_on_are_known_for_that_under_noise(sigma
     result = spear.invert(spear.observe(planted.model, noisy), model=planted.model)
     assert result.outcome is Outcome.EXACT, result.reason
     assert worst_error(result.inputs, planted.inputs) < 1e-3
+
+
+def test_noise_under_which_the_first_round_finds_nothing_is_no_error():
+    pytest.importorskip("skimage", reason="needs the cli extra")
+    images, _ = photo_crops(6, 32)
+    inputs = ((images - 0.5) / 0.25).flatten(1)
+    net = mlp(inputs.shape[1], 10, width=100, depth=3, seed=0)
+    noisy = add_noise(fedsgd(net, inputs, torch.arange(6)), 1e-2)
+    result = spear.invert(spear.observe(net, noisy), model=net, max_seconds=10)
+    assert not result.certified.any()

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PAGES = ["settings.md", "baselines.md", "features.md", "start.md", "report.md", "extending.md"]
 
 
-@pytest.mark.parametrize("page", ["settings.md", "baselines.md", "features.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_examples_run(page):
     failed, _ = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
     assert failed == 0

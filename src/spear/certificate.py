@@ -39,7 +39,7 @@ class Proof(Enum):
 
     REPLAY = "replay"  # model given: recomputed and matched
     PATTERN = "pattern"  # layer only: every necessary condition holds
-    NONE = "none"
+    NONE = "none"  # nothing is proved
 
 
 @dataclass(frozen=True, eq=False)

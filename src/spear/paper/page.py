@@ -91,7 +91,8 @@ def _origin(name: str, experiment: Experiment, rows: Sequence[Row]) -> str:
     of = f", commits {', '.join(commits)}" if commits else ""
     lines = [f"`spear reproduce {name}`: {told}{seeds}{of}."]
     errors = Counter(row.error or "its max_seconds were over" for row in bad)
-    lines += [f"- {count} ×: {error}" for error, count in errors.most_common(3)]
+    if errors:
+        lines += ["", *(f"- {count} ×: {error}" for error, count in errors.most_common(3))]
     return "\n".join(lines)
 
 

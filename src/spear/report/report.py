@@ -24,7 +24,7 @@ class Level(Enum):
 
     EXPOSED = "exposed"  # an attack gets through here
     PROTECTED = "protected"  # something stands in its way
-    NOTE = "note"
+    NOTE = "note"  # neither
 
 
 @dataclass(frozen=True)
