@@ -51,6 +51,7 @@ _EXCESS = 3  # rows beyond the rank, which no accident explains
 # Above this noise, relative to the gradient's entries, zeros are no longer told from small entries one
 # by one (kernels round to them up to 1e-2 on real batches).
 _LOUD = 5e-3
+_MOST = 0.8  # samples per live row beyond which none can have zeros enough, whatever the data
 _SURELY_OFF = 0.7  # share of the rows with a negative sign that is used, the most negative ones
 _FLOOD = 20  # firm directions per sample: so many are mixes, and more of them help no one
 _FEW = 4  # missing samples up to which single rows are tried first
@@ -86,6 +87,13 @@ class CascadeFinder:
     def search(
         self, factors: Factors, *, generator: torch.Generator, watch: Watch
     ) -> Iterator[Directions]:
+        rows = int(factors.live_rows.sum())
+        if factors.view.relu != "before" and factors.b > _MOST * rows:
+            watch.remark(
+                f"a sample is told from others by {factors.b - 1} rows in which it is off, and a ReLU "
+                f"switches off about half of {rows}: attack a wider layer"
+            )
+            return
         if factors.relative_noise > _LOUD and factors.view.relu != "before":
             yield from self._estimates(factors, generator, watch)
             return
