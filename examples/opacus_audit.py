@@ -117,7 +117,8 @@ def leakage(steps: list[Step]) -> Table:
     shown = ("steps that leaked", "95 % interval", "best PSNR (dB)")
     caption = (
         f"A step leaked if a sample was certified or came back with {RECOGNISABLE:g} dB or more. "
-        f"C = {CLIP:g}, expected batch {BATCH} of {SAMPLES}, Poisson sampling, delta = {DELTA:g}, RDP."
+        f"C = {CLIP:g}, expected batch {BATCH} of {SAMPLES}, Poisson sampling, delta = {DELTA:g}, RDP; "
+        "the epsilon of a step is without, that of the run with amplification by sampling."
     )
     return Table("Leakage against epsilon", columns + shown, tuple(rows), caption)
 
@@ -164,8 +165,8 @@ def verdict(steps: list[Step]) -> str:
     epsilon = next(step.epsilon for step in steps if step.multiplier == above[0])
     number = sum(step.multiplier >= above[0] for step in steps)
     return (
-        f"From noise multiplier {above[0]:g} on (epsilon {epsilon:.3g} a step) this attack recovered "
-        f"nothing in {number} steps; below it, samples came back."
+        f"From noise multiplier {above[0]:g} on (epsilon {epsilon:.3g} a step) nothing recognisable came "
+        f"back in {number} steps; below it, samples did."
     )
 
 
