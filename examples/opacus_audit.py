@@ -165,8 +165,8 @@ def verdict(steps: list[Step]) -> str:
     epsilon = next(step.epsilon for step in steps if step.multiplier == above[0])
     number = sum(step.multiplier >= above[0] for step in steps)
     return (
-        f"From noise multiplier {above[0]:g} on (epsilon {epsilon:.3g} a step) nothing recognisable came "
-        f"back in {number} steps; below it, samples did."
+        f"From noise multiplier {above[0]:g} on (epsilon {epsilon:.3g} a step) nothing recognisable "
+        f"came back in {number} steps; below it, samples did."
     )
 
 

@@ -18,7 +18,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(folder, *words):
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, *map(str, words)],
         capture_output=True,
         text=True,
@@ -27,7 +27,6 @@ def run(folder, *words):
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    return done
 
 
 def test_an_update_of_ones_own(tmp_path):
