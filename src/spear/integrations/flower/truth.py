@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spear.audit.truth import compare
 from spear.errors import InvalidOption
 from spear.report import Look, Truth
 
@@ -54,8 +54,6 @@ def compared(
     recovered: Tensor, private: Private | None, look: Look | None
 ) -> tuple[Truth | None, list[str]]:
     """The truth beside what was recovered, and remarks if they cannot be compared."""
-    from spear.metrics import assign, psnr
-
     if private is None:
         return None, []
     true, found = private.inputs.detach().cpu().flatten(1), recovered.detach().cpu()
@@ -64,12 +62,4 @@ def compared(
             f"samples have {true.shape[1]} values and the layer {found.shape[1]} inputs: what came "
             "back are features of them, and is not compared with the truth"
         ]
-    shown = (look.pictures(found), look.pictures(true)) if look else (found, true)
-    pairs = assign(shown[0].flatten(1), shown[1].flatten(1))
-    index, decibel = [-1] * len(found), [math.nan] * len(found)
-    measured = psnr(shown[0][pairs.found].flatten(1), shown[1][pairs.truth].flatten(1)).tolist()
-    for i, j, value in zip(pairs.found.tolist(), pairs.truth.tolist(), measured, strict=True):
-        index[i], decibel[i] = j, value
-    names = private.names or tuple(f"sample {j}" for j in range(1, len(true) + 1))
-    labels = None if private.labels is None else private.labels.detach().cpu()
-    return Truth(names, true, labels, tuple(index), tuple(decibel)), []
+    return compare(found, true, private.labels, names=private.names, look=look), []
