@@ -29,7 +29,7 @@ def test_full_batch_training_is_proved_by_repeating_it(lr, epochs, worst, data_r
         found = score(images.to_pixels(result.inputs), images.to_pixels(x))
         outcomes.append(result.outcome)
         assert found.worst > worst
-        assert "subtracting weights left noise" in result.reason
+        assert "the difference of the weights carries noise" in result.reason
         if result.outcome is Outcome.EXACT:
             assert result.proof is Proof.REPLAY
             assert torch.equal(result.labels, y[found.truth])

@@ -65,6 +65,7 @@ def test_every_kind_of_file_gives_the_batch_and_its_labels(tmp_path, kind):
     assert worst_error(finding.inputs, planted.inputs) < 1e-4
     assert sorted(finding.labels.tolist()) == sorted(planted.labels.tolist())
     assert "plain MLP, 50 -> 60 -> 60 -> 10" in finding.notes[0]
+    assert finding.notes[1] == "The replay confirms that it is one."
 
 
 @pytest.mark.parametrize("kind", [".npz", ".pt"])
@@ -159,6 +160,29 @@ def test_other_losses_are_noticed_and_named(tmp_path, loss, name):
         assert torch.equal(named.labels, y[nearest])
     else:
         assert named.labels is None
+
+
+def test_an_inner_layer_gives_activations_and_says_so(tmp_path, case):
+    _, weights, update = case
+    finding = invert_files(UpdateFiles(weights, update, layer="2")).findings[0]
+    assert finding.activations
+    assert "activations, not the data" in finding.headline
+    assert not invert_files(UpdateFiles(weights, update)).findings[0].activations
+
+
+def test_what_the_guess_of_the_model_was_worth_is_said(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(40, 60), nn.GELU(), nn.Linear(60, 4))
+    x, y = torch.randn(4, 40), torch.tensor([0, 1, 2, 3])
+    grads = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters()))
+    weights, update = (
+        save(tmp_path / "w.pt", net.state_dict()),
+        save(tmp_path / "g.pt", list(grads)),
+    )
+    finding = invert_files(UpdateFiles(weights, update)).findings[0]
+    assert finding.outcome is Outcome.FAILED
+    assert "Nothing confirms that: with another activation than ReLU" in finding.notes[1]
+    assert "no ReLU follows" in finding.reason
 
 
 def test_a_duplicate_is_not_called_exact_for_another_loss(tmp_path):
@@ -333,8 +357,11 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, case):
         "0.weight": torch.ones(7, 7),
     }
     shapes = save(tmp_path / "shapes.pt", wrong)
+    broken = dict.fromkeys(("0.weight", "0.bias"), float("nan"))
+    spoilt = {n: g + broken.get(n, 0.0) for n, g in planted.gradients.items()}
+    nan = save(tmp_path / "nan.pt", spoilt)
     cases = {
-        ("--weights", weights): "expected either an update",
+        ("--weights", weights): "expected either gradients (--update)",
         ("--weights", weights, "--update", tmp_path / "no.pt"): "does not exist",
         ("--weights", weights, "--update", tmp_path): "expected a file named",
         ("--update", update): "expected the weights the client was sent",
@@ -342,7 +369,15 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, case):
         ("--weights", weights, "--update", update, "--lr", "0.1"): "belong to --after",
         ("--weights", weights, "--update", other): "there is no 'conv.weight' among the weights",
         ("--weights", weights, "--update", short): "got 3",
-        ("--weights", weights, "--update", shapes): "has shape (7, 7), expected (60, 48)",
+        (
+            "--weights",
+            weights,
+            "--update",
+            shapes,
+        ): "'0.weight' has shape (7, 7), expected (60, 48)",
+        ("--weights", update, "--update", weights): "are --weights and --update swapped?",
+        ("--weights", weights, "--after", update, "--lr", "1"): "give them as --update",
+        ("--weights", weights, "--update", nan): "has NaN or infinite entries (so have 1 more)",
         ("--weights", weights, "--update", update, "--layer", "fc"): "no linear layer 'fc'",
         ("--weights", weights, "--update", update, "--shape", "3x5x5"): "the layer has 48 inputs",
         ("--weights", weights, "--update", update, "--shape", "big"): "expected --shape like",

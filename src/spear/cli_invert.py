@@ -185,7 +185,7 @@ def invert(
     written = write(made.redacted() if redact else made, json, report)
     if out is not None:
         written += save_inputs(finding, out)
-    for path in written:
+    for path in [] if quiet else written:
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
     interrupted = finding.stats.get("interrupted")
     raise typer.Exit(130 if interrupted else exit_code(finding))
@@ -222,9 +222,9 @@ def writable(path: Path | None) -> None:
         return
     if path.is_dir():
         raise InvalidOption(f"expected a file to write, got the folder {path}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK):
-        raise InvalidOption(f"cannot write to the folder {path.parent}: name another")
+    existing = next(folder for folder in path.absolute().parents if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise InvalidOption(f"cannot write {path}: {existing} is no folder that can be written to")
 
 
 def write(made: Report, json: Path | None, report: Path | None) -> list[Path]:
@@ -253,9 +253,15 @@ def show_finding(console: Console, finding: Finding, *, quiet: bool, verbose: bo
         if verbose:
             console.print(_stages(finding))
     colour = _COLOURS[finding.outcome]
-    console.print(
-        f"[b {colour}]{finding.outcome.name}[/b {colour}]: {escape(finding.reason)}", soft_wrap=True
-    )
+    what = ""
+    if finding.outcome is Outcome.FAILED and finding.recovered:
+        colour, what = "yellow", f" ({finding.recovered} candidates came back, nothing is proved)"
+    elif finding.activations and finding.recovered:
+        what = " (activations, not the data)"
+    elif finding.outcome is Outcome.APPROXIMATE and not any(finding.approximate):
+        what = " (likely exact, not proved)"
+    verdict = f"[b {colour}]{finding.outcome.name}{what}[/b {colour}]"
+    console.print(f"{verdict}: {escape(finding.reason)}", soft_wrap=True)
 
 
 def _samples(finding: Finding) -> Table:
@@ -270,7 +276,7 @@ def _samples(finding: Finding) -> Table:
             str(i + 1),
             "[green]yes[/green]" if finding.certified[i] else "[yellow]no[/yellow]",
             "-" if label is None or label < 0 else str(label),
-            "-" if finding.predicted_error is None else f"{finding.predicted_error[i]:.0e}",
+            _error(finding, i),
         ]
         if truth is not None:
             known = truth.index[i] >= 0
@@ -283,6 +289,14 @@ def _samples(finding: Finding) -> Table:
     if finding.recovered > _SHOWN:
         table.caption = f"{finding.recovered - _SHOWN} more are in the JSON and the report"
     return table
+
+
+def _error(finding: Finding, i: int) -> str:
+    """The error expected of an input from the update's noise, where the sample is not in doubt."""
+    doubtful = finding.outcome is Outcome.FAILED and not finding.certified[i]
+    if finding.predicted_error is None or doubtful:
+        return "-"
+    return f"{finding.predicted_error[i]:.0e}"
 
 
 def _stages(finding: Finding) -> Table:

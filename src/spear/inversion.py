@@ -33,6 +33,11 @@ FINDERS: dict[str, Callable[[], Finder]] = {
 # After many local steps patterns match less well: 0.94 and more was seen for right samples. Every
 # wrong one takes off half of its share.
 _LIKELY = 0.85
+_REMEDY = {  # by whether time was short
+    True: "give it more time",
+    False: "so end layers that no ReLU follows, optimisers other than SGD, and layers too narrow for "
+    "the batch: see what `spear check` says",
+}
 
 
 class Outcome(Enum):
@@ -227,6 +232,13 @@ def _conclude(
     if certificate.whole and not factors.faded:
         outcome = Outcome.EXACT
         reason = f"all {b} samples recovered, proved by {certificate.proof.value}"
+    elif factors.noisy and _drowned(certificate, inputs):
+        return _nothing(
+            factors,
+            stats,
+            f"the update carries noise of {factors.relative_noise:.1e} of its entries, and the {b} "
+            "samples drown in it: the error of an input would be as large as the input itself",
+        )
     elif factors.noisy and not bool(certificate.precise.any()):
         outcome = Outcome.APPROXIMATE
         error = float(certificate.predicted_error.median())
@@ -259,7 +271,10 @@ def _conclude(
             "are too faint to be told from noise, and not guessed"
         )
     if factors.view.training is not None:
-        reason += f"; subtracting weights left noise of {factors.relative_noise:.0e} of an entry"
+        reason += (
+            f"; the difference of the weights carries noise of {factors.relative_noise:.0e} of an "
+            "entry, rounding and whatever else was added"
+        )
     if factors.view.meaning:
         reason += f"; {factors.view.meaning}"
     return Inversion(
@@ -277,6 +292,12 @@ def _conclude(
     )
 
 
+def _drowned(certificate: Certificate, inputs: Tensor) -> bool:
+    """Is the error of an input usually as large as inputs are? What came back holds both."""
+    size = float(inputs.double().square().mean())
+    return 2 * float(certificate.predicted_error.median()) ** 2 >= size
+
+
 def _inexact(factors: Factors) -> bool:
     """May right samples fail a proof: by several local steps, or noise above rounding?"""
     return factors.view.training is not None or factors.noisy
@@ -288,11 +309,11 @@ def _incomplete(
     """Fewer than b directions: what was read from the pattern of those that were found."""
     b = factors.b
     if C is None or not len(C):
+        short = "had passed" in ended or "interrupted" in ended
         return _nothing(
             factors,
             stats,
-            f"no sample of {b} was found before the search ended: {ended}; give it more time "
-            "(max_seconds=), or attack a wider layer",
+            f"no input of {b} samples could be read: {ended}; {_REMEDY[short]}",
         )
     reason = (
         f"{len(C)} of {b} samples were found, and their inputs read from the pattern of their zeros "

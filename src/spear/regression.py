@@ -36,7 +36,7 @@ def replay_numbers(replay: Replay) -> Replayed | str:
     off = torch.stack([distance for _, distance in rows])
     matched = off <= replay.limit
     slopes = torch.stack([slope for slope, _ in rows if slope is not None])  # (b, outputs)
-    total = (replay.network(replay.Z).flatten(1) * slopes).sum()
+    total = (replay.network(replay.Z).reshape(len(replay.Z), -1) * slopes).sum()
     objections = replay.disagreements(total, replay.limit) if bool(matched.all()) else ()
     none = torch.zeros_like(matched)
     labels = None

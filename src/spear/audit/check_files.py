@@ -107,7 +107,7 @@ def _built(files: CheckFiles) -> nn.Module:
                 f"state_dict, got {len(weights)}"
             )
         weights = dict(zip(own, weights.values(), strict=True))
-    weights = like(matched(weights, own, files.weights), own)
+    weights = like(matched(weights, own, files.weights), own, files.weights)
     wrong = [name for name in weights if weights[name].shape != own[name].shape]
     missing = [name for name, _ in model.named_parameters() if name not in weights]
     if wrong or missing:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from spear.audit.tensors import positional
 from spear.errors import InvalidFile
+from spear.factors import batch_size_from
 
 # What people's wrappers and scripts put around parameter names.
 _PREFIXES = ("module.", "_orig_mod.", "_module.", "model.", "grad.", "grads.", "gradient.")
+SWAPPED = "are --weights and --update swapped?"
+SENT = "if clients send gradients, give them as --update"
+_TELLING = 8  # rows and columns from which on a low rank is no accident
+_FALL = 1e-3  # behind the last sample
 _SUFFIXES = (".grad", "_grad", ".gradient")
 
 
@@ -51,12 +57,41 @@ def in_order(
     )
 
 
-def like(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Floating-point tensors in the model's dtype: half precision on the way was noise enough."""
+def like(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The tensors in the model's dtypes, checked: half precision on the way was noise enough."""
+    wrong = [name for name, tensor in tensors.items() if tensor.shape != own[name].shape]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more differ)" if len(wrong) > 1 else ""
+        raise InvalidFile(
+            f"{path} is of another model: {wrong[0]!r} has shape {tuple(tensors[wrong[0]].shape)}, "
+            f"expected {tuple(own[wrong[0]].shape)}{more}"
+        )
+    broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+    if broken:
+        more = f" (so have {len(broken) - 1} more)" if len(broken) > 1 else ""
+        raise InvalidFile(
+            f"{path}: {broken[0]!r} has NaN or infinite entries{more}: the client's training diverged, "
+            "half precision overflowed, or the file is damaged"
+        )
     return {
         name: tensor.to(own[name].dtype) if tensor.is_floating_point() else tensor
         for name, tensor in tensors.items()
     }
+
+
+def not_gradients(tensors: Mapping[str, Tensor], path: Path, hint: str) -> None:
+    """Raise where what is given as weights looks like gradients: of low rank."""
+    for name, tensor in tensors.items():
+        if tensor.ndim != 2 or min(tensor.shape) < _TELLING or not tensor.is_floating_point():
+            continue
+        m, n = tensor.shape
+        s = torch.linalg.svdvals(tensor.double())
+        rank = batch_size_from(s, m, n, torch.finfo(tensor.dtype).eps)
+        if rank and 2 * rank < len(s) and float(s[rank]) < _FALL * float(s[rank - 1]):
+            raise InvalidFile(
+                f"{path}: expected weights, but {name!r} is a matrix of rank {rank}, as gradients of "
+                f"{rank} samples are: {hint}"
+            )
 
 
 def named(

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from spear.audit.from_weights import linear_layers, plain_mlp
 from spear.audit.loading import build_model, load_object
-from spear.audit.naming import in_order, like, matched, named
+from spear.audit.naming import SENT, SWAPPED, in_order, like, matched, named, not_gradients
 from spear.audit.tensors import positional, read_tensors
 from spear.audit.truth import compare, read_batch
+from spear.certificate import Proof
 from spear.errors import InvalidFile, InvalidOption
 from spear.inversion import Inversion, Outcome, invert
 from spear.report import Finding, Look, Report
@@ -27,6 +28,11 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": nn.MSELoss(),
 }
 _MATCHED = 0.99  # lambda from which the samples are right, and only the proof may have failed
+_CONFIRMED = "The replay confirms that it is one."
+_UNCONFIRMED = (
+    "Nothing confirms that: with another activation than ReLU, dropout or normalisation this says "
+    "little. Give the model."
+)
 _OTHER_LOSS = (
     "The update is not that of a cross-entropy loss on class labels. It was proved for a loss whose "
     "gradient at the outputs can be anything; name the client's loss if labels are wanted."
@@ -64,15 +70,17 @@ class UpdateFiles:
         if (self.update is None) == (self.after is None):
             got = "both" if self.update else "neither"
             raise InvalidOption(
-                f"expected either an update (gradients) or the weights after local training, got {got}"
+                "expected either gradients (--update) or the weights after local training (--after), "
+                f"got {got}"
             )
         if self.weights is None and self.model is None:
             raise InvalidOption(
-                "expected the weights the client was sent, or a model that has them, got neither"
+                "expected the weights the client was sent (--weights), or a model that has them "
+                "(--model), got neither"
             )
         if self.after is not None and self.training.get("lr") is None:
             raise InvalidOption(
-                "expected the clients' learning rate with the weights they sent back"
+                "expected the clients' learning rate (--lr) with the weights they sent back (--after)"
             )
 
 
@@ -107,7 +115,7 @@ def observe_files(files: UpdateFiles) -> Observed:
     )
     note = (
         f"No model was given: the weights were taken for a plain MLP, {sizes}, with ReLUs between its "
-        "layers. A proof by replay shows that this is right."
+        "layers."
     )
     return Observed(_view(files, recognised, sent, path), recognised, True, (note,))
 
@@ -142,6 +150,10 @@ def invert_files(
             f"{batch[0].shape[1]}"
         )
     result, view, notes = _attacked(seen, loss, options)
+    if not bool(result.certified.any()):
+        for path, hint in ((files.weights, SWAPPED), (files.after, SENT)):
+            if path is not None:
+                not_gradients(read_tensors(path), path, hint)
     name = (files.update or files.after or Path()).name
     known = None if batch is None else compare(result.inputs, *batch, look=look)
     finding = Finding.of(result, name, view, look=look, truth=known, notes=notes)
@@ -161,23 +173,30 @@ def _attacked(
     """Invert; where the patterns match but the proof fails for what was only assumed, without that."""
     result = invert(seen.view, model=seen.model, loss=loss, **options)
     if (result.match or 0) < _MATCHED or _confirmed(result):
-        return result, seen.view, seen.notes
+        return result, seen.view, (*seen.notes, *_guess(seen, result))
     if loss is None and seen.model is not None:
         other = invert(seen.view, model=seen.model, loss=nn.MSELoss(), **options)
-        if other.outcome is Outcome.EXACT:
-            return other, seen.view, (*seen.notes, _OTHER_LOSS)
+        if other.outcome is Outcome.EXACT and other.proof is Proof.REPLAY:
+            return other, seen.view, (*seen.notes, *_guess(seen, other), _OTHER_LOSS)
     if seen.guessed:
         alone = _alone(seen.view)
         other = invert(alone, **options)
         if other.outcome is Outcome.EXACT:
             return other, alone, (_OTHER_MODEL,)
-    return result, seen.view, seen.notes
+    return result, seen.view, (*seen.notes, *_guess(seen, result))
+
+
+def _guess(seen: Observed, result: Inversion) -> tuple[str, ...]:
+    """What became of a guess of the model."""
+    if not seen.guessed:
+        return ()
+    return (_CONFIRMED if result.proof is Proof.REPLAY else _UNCONFIRMED,)
 
 
 def _confirmed(result: Inversion) -> bool:
     """Did the model and the loss explain any sample? Then they are the client's, and judge the rest."""
     labelled = result.labels is not None and bool((result.labels >= 0).any())
-    return labelled or bool(result.certified.any())
+    return labelled or (result.proof is Proof.REPLAY and bool(result.certified.any()))
 
 
 def _alone(view: LayerUpdate) -> LayerUpdate:
@@ -249,10 +268,10 @@ def _view(
     if files.after is not None:
         after = in_order(sent, list(state), list(parameters), path)
         after = matched(after, state, path)
-        return observe(model, after=like(after, state), layer=files.layer, **files.training)
+        return observe(model, after=like(after, state, path), layer=files.layer, **files.training)
     gradients = in_order(sent, list(parameters), list(parameters), path)
     gradients = matched(gradients, parameters, path)
-    return observe(model, like(gradients, parameters), layer=files.layer)
+    return observe(model, like(gradients, parameters, path), layer=files.layer)
 
 
 def _one_layer(
@@ -269,7 +288,7 @@ def _one_layer(
         )
     order = list(weights)
     gradients = matched(in_order(sent, order, order, path), weights, path)
-    gradients = like(gradients, weights)
+    gradients = like(gradients, weights, path)
     layers = [layer for layer in linear_layers(weights) if files.layer in (None, layer.name)]
     if files.layer is not None and not layers:
         names = ", ".join(repr(layer.name) for layer in linear_layers(weights)) or "none"

@@ -111,6 +111,8 @@ class Finding:
     stats: Mapping[str, float] = field(repr=False)
     look: Look | None = None
     truth: Truth | None = field(default=None, repr=False)
+    activations: bool = False
+    """Are these inputs of an inner layer, computed from the data, and not the data?"""
     notes: tuple[str, ...] = ()
     """What was assumed, or seen beside the attack, in sentences."""
 
@@ -171,6 +173,7 @@ class Finding:
             dict(result.stats),
             look,
             truth,
+            not view.reads_data,
             tuple(notes),
         )
 
@@ -182,15 +185,21 @@ class Finding:
     @property
     def headline(self) -> str:
         """What it gave away, in one sentence without a verdict's name."""
+        what = (
+            "inputs of an inner layer (activations, not the data)"
+            if self.activations
+            else "samples"
+        )
         size = "an unknown number of" if self.batch_size is None else str(self.batch_size)
+        some = f"{self.recovered} of {size} {what}"
         if self.outcome is Outcome.EXACT:
-            return f"All {size} samples were recovered exactly, and proved by {self.proof.value}."
+            return f"All {size} {what} were recovered exactly, and proved by {self.proof.value}."
         if self.outcome is Outcome.PARTIAL:
-            return f"{sum(self.certified)} of {size} samples were recovered exactly and proved."
+            return f"{sum(self.certified)} of {size} {what} were recovered exactly and proved."
+        if self.outcome is Outcome.APPROXIMATE and not any(self.approximate):
+            return f"{some} were recovered, likely exactly; nothing proves it."
         if self.outcome is Outcome.APPROXIMATE:
-            return (
-                f"{self.recovered} of {size} samples were recovered approximately; none is proved."
-            )
+            return f"{some} were recovered approximately; none is proved."
         if self.recovered:
             return f"{self.recovered} candidates came back; they may be right, but nothing proves them."
         return "Nothing was recovered."

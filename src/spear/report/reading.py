@@ -70,6 +70,7 @@ def finding(content: Any) -> Finding:
         stats={name: _known(value) for name, value in _mapping(content["stats"]).items()},
         look=_maybe(_look, content["look"]),
         truth=_maybe(_truth, content["truth"]),
+        activations=_flag(content["activations"]),
         notes=_each(_text, content["notes"]),
     )
 

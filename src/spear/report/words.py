@@ -34,6 +34,7 @@ OUTCOMES = {
     Outcome.FAILED: "Nothing recovered",
 }
 _CANDIDATES = "Candidates, nothing proved"
+_LIKELY = "Recovered, not proved"
 _NO_GUARANTEE = (
     "This is no guarantee: it is what one attack could not do with these settings. "
     "Another attack, more time or another round may succeed."
@@ -68,6 +69,10 @@ _MANY = {
     ),
     Outcome.FAILED: f"No client's sample is known to have leaked. {_NO_GUARANTEE}",
 }
+_ACTIVATIONS = (
+    "What came back are inputs of an inner layer, computed from the client's data by the layers before "
+    "it. The data follow as far as those can be inverted."
+)
 _UNPROVED = (
     "What came back may be the client's samples, or not: nothing proves it. "
     "Compare it with the truth, if you may, before you call this update safe."
@@ -91,19 +96,19 @@ class Verdict:
 
 def outcome_of(finding: Finding) -> str:
     """How one update ended."""
-    failed = finding.outcome is Outcome.FAILED and finding.recovered
-    return _CANDIDATES if failed else OUTCOMES[finding.outcome]
+    if finding.outcome is Outcome.FAILED and finding.recovered:
+        return _CANDIDATES
+    if finding.outcome is Outcome.APPROXIMATE and not any(finding.approximate):
+        return _LIKELY
+    return OUTCOMES[finding.outcome]
 
 
 def verdict(report: Report) -> Verdict:
     """The worst that happened, and what it means for the clients."""
     if report.overall is not None:
         return Verdict(report.overall.value, OUTCOMES[report.overall], _SETTINGS[report.overall])
-    if report.outcome is Outcome.FAILED and any(f.recovered for f in report.findings):
-        return Verdict("approximate", _CANDIDATES, _UNPROVED)
     if report.outcome is not None:
-        meanings = _MANY if len(report.findings) > 1 else _MEANINGS
-        return Verdict(report.outcome.value, OUTCOMES[report.outcome], meanings[report.outcome])
+        return _of_findings(report.outcome, report.findings)
     levels = {remark.level for remark in report.remarks}
     if Level.EXPOSED in levels:
         return Verdict("partial", "Exposed", "Clients are exposed where it says so below.")
@@ -113,6 +118,19 @@ def verdict(report: Report) -> Verdict:
         "What was measured holds for these settings and this attack, and is no guarantee beyond."
     )
     return Verdict("neutral", "Results", meaning)
+
+
+def _of_findings(outcome: Outcome, findings: Sequence[Finding]) -> Verdict:
+    worst = [finding for finding in findings if finding.outcome is outcome]
+    names = {outcome_of(finding) for finding in worst}
+    if outcome is Outcome.FAILED and _CANDIDATES in names:
+        return Verdict("approximate", _CANDIDATES, _UNPROVED)
+    if names == {_LIKELY}:
+        return Verdict("approximate", _LIKELY, _UNPROVED)
+    if outcome is not Outcome.FAILED and all(finding.activations for finding in worst):
+        return Verdict(outcome.value, OUTCOMES[outcome], _ACTIVATIONS)
+    meanings = _MANY if len(findings) > 1 else _MEANINGS
+    return Verdict(outcome.value, OUTCOMES[outcome], meanings[outcome])
 
 
 def cell(value: Cell) -> str:
