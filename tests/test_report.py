@@ -91,6 +91,7 @@ def findings(draw):
         look,
         draw(st.none() | truths(b, k, n)),
         tuple(draw(st.lists(text, max_size=2))),
+        draw(st.booleans()),
     )
 
 

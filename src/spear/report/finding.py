@@ -111,10 +111,10 @@ class Finding:
     stats: Mapping[str, float] = field(repr=False)
     look: Look | None = None
     truth: Truth | None = field(default=None, repr=False)
-    activations: bool = False
-    """Are these inputs of an inner layer, computed from the data, and not the data?"""
     notes: tuple[str, ...] = ()
     """What was assumed, or seen beside the attack, in sentences."""
+    activations: bool = False
+    """Are these inputs of an inner layer, computed from the data, and not the data?"""
 
     def __post_init__(self) -> None:
         problems = [
@@ -173,8 +173,8 @@ class Finding:
             dict(result.stats),
             look,
             truth,
-            not view.reads_data,
             tuple(notes),
+            not view.reads_data,
         )
 
     @property
