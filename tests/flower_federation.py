@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import torch
@@ -18,6 +18,7 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 from spear.federated import fedavg, fedsgd
@@ -93,10 +94,15 @@ def deltas(model, inputs, labels, lr):
 class InProcess(Grid):
     """Hands each message to the client app, as a copy, and collects the replies."""
 
-    def __init__(self, app: ClientApp, spoil: Callable[[Message], Message] | None = None) -> None:
+    def __init__(
+        self,
+        app: ClientApp,
+        spoil: Callable[[Message], Message] | None = None,
+        nodes: Sequence[int] = NODES,
+    ) -> None:
         _be_a_server()
         self.app, self.spoil, self.sent = app, spoil, 0
-        self.contexts = {node: Context(1, node, {}, RecordDict(), {}) for node in NODES}
+        self.contexts = {node: Context(1, node, {}, RecordDict(), {}) for node in nodes}
 
     def send_and_receive(self, messages, *, timeout=None):
         return [self._answer(message) for message in messages]
@@ -112,7 +118,7 @@ class InProcess(Grid):
         return self.spoil(reply) if train and self.spoil else reply
 
     def get_node_ids(self):
-        return list(NODES)
+        return list(self.contexts)
 
     def set_run(self, run):
         raise NotImplementedError
@@ -121,9 +127,25 @@ class InProcess(Grid):
     create_message = push_messages = pull_messages = set_run
 
 
-def run(strategy, app=None, *, rounds=1, lr=0.05, model=net, spoil=None, arrays=None, **config):
-    """Start a strategy on three clients; the result, and the grid."""
-    grid = InProcess(app or client_app(), spoil)
+def lone():
+    """Federated averaging that is content with a single client."""
+    return FedAvg(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+
+
+def run(
+    strategy,
+    app=None,
+    *,
+    rounds=1,
+    lr=0.05,
+    model=net,
+    spoil=None,
+    arrays=None,
+    nodes=NODES,
+    **config,
+):
+    """Start a strategy on some clients; the result, and the grid."""
+    grid = InProcess(app or client_app(), spoil, nodes)
     told = ConfigRecord({**({} if lr is None else {"lr": lr}), **config})
     random.seed(0)  # Flower draws the clients' order from it, and sums in that order
     start = arrays or ArrayRecord(model().state_dict())

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import os
 import pickle
 import subprocess
@@ -23,29 +24,34 @@ from flwr.serverapp.strategy import FedAvg, Result
 import spear
 from flower_federation import (
     BATCH,
+    CLASSES,
     NODES,
     InProcess,
     client_app,
     deltas,
     gradients,
+    lone,
     net,
     private,
     replaced,
     run,
     truth,
+    weights,
 )
 from spear.errors import InvalidOption
-from spear.federated import fedavg
+from spear.federated import fedavg, fedsgd
 from spear.integrations.flower import Audited, what_leaves
+from spear.integrations.flower.hints import unlike
 from spear.inversion import Outcome
 from spear.report import Level, Look
 
+ONE = NODES[:1]  # where more clients would only repeat what one shows
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def audited(strategy=None, **options):
     options = {"model": net(seed=9), "report": None, "truth": truth, **options}
-    return Audited(strategy or FedAvg(), **options)
+    return Audited(strategy or lone(), **options)
 
 
 def outcomes(strategy):
@@ -111,7 +117,6 @@ STRATEGIES = {
     "FedProx": lambda: flower.FedProx(proximal_mu=0.1),
     "FedMedian": flower.FedMedian,
     "Krum": lambda: flower.Krum(num_malicious_nodes=0),
-    "QFedAvg": lambda: flower.QFedAvg(client_learning_rate=0.05),
     "server-side DP": lambda: flower.DifferentialPrivacyServerSideFixedClipping(
         FedAvg(), noise_multiplier=0.1, clipping_norm=0.5, num_sampled_clients=3
     ),
@@ -130,8 +135,9 @@ def test_any_strategy_does_what_it_did_and_its_replies_are_audited(make):
 
 
 def test_the_learning_rate_that_qfedavg_was_told():
+    plain = run(flower.QFedAvg(client_learning_rate=0.05), lr=None)[0]
     strategy = audited(flower.QFedAvg(client_learning_rate=0.05))
-    run(strategy, lr=None)
+    assert same(plain, run(strategy, lr=None)[0])
     assert_all_exact(strategy)
     assert strategy.report.findings[0].notes == ("lr = 0.05, read from the strategy",)
 
@@ -232,6 +238,9 @@ def test_inside_another_wrapper_it_says_so():
     )
     (said,) = [r for r in inner.report.remarks if r.subject.startswith("Audited is inside")]
     assert "outermost" in said.words
+    assert inner.report.remarks[0] == said
+    assert said.level is Level.EXPOSED
+    assert not any("as they arrived" in remark.words for remark in inner.report.remarks)
     assert len(inner.report.findings) == 3
     assert not any(s.startswith("Audited is") for s in subjects(audited()))
 
@@ -239,11 +248,39 @@ def test_inside_another_wrapper_it_says_so():
 @pytest.mark.parametrize(("reply", "sends"), [(deltas, "delta"), (gradients, "gradient")])
 def test_deltas_and_gradients(reply, sends):
     strategy = audited(sends=sends)
-    run(strategy, client_app(reply))
-    assert_all_exact(strategy)
+    run(strategy, client_app(reply), nodes=ONE)
+    assert_all_exact(strategy, 1)
     taken_for_weights = audited()
     run(taken_for_weights, client_app(reply))
-    assert "EXACT" not in outcomes(taken_for_weights)  # nothing is guessed
+    assert_called_wrong(taken_for_weights, "sends='delta' or sends='gradient'")
+    weights_taken_for_it = audited(sends=sends)
+    run(weights_taken_for_it)
+    assert_called_wrong(weights_taken_for_it, "say sends='weights'")
+
+
+def assert_called_wrong(strategy, cure):
+    """Nothing is guessed about what clients send, and no all-clear given."""
+    report = strategy.report
+    assert "EXACT" not in outcomes(strategy)
+    assert "3 cannot be judged, because sends= looks wrong" in report.headline
+    assert "nothing" not in report.headline
+    assert subjects(strategy, Level.EXPOSED) == ["sends= looks wrong"]
+    assert {row[2] for row in report.tables[0].rows} == {"sends= looks wrong"}
+    for finding in report.findings:
+        assert finding.reason.startswith("not judged: the reply is ")
+        assert any(cure in note for note in finding.notes)
+
+
+def test_weights_under_much_noise_are_still_weights():
+    before = net().state_dict()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)  # another than the model's own
+        noisy = {name: value + torch.randn_like(value) for name, value in before.items()}
+    assert unlike("weights", before, noisy) is None
+    assert unlike("delta", before, noisy) is None
+    noise = {name: noisy[name] - value for name, value in before.items()}
+    assert "sends='delta'" in unlike("weights", before, noise)
+    assert "sends='weights'" in unlike("gradient", before, before)
 
 
 def numpy_list(model, inputs, labels, lr):
@@ -268,15 +305,15 @@ def one_layer(model, inputs, labels, lr):
 @pytest.mark.parametrize("reply", [numpy_list, wrapped_names, doubles, one_layer])
 def test_arrays_under_other_names(reply):
     strategy = audited()
-    run(strategy, client_app(reply))
-    assert_all_exact(strategy)
+    run(strategy, client_app(reply), nodes=ONE)
+    assert_all_exact(strategy, 1)
 
 
 def test_a_list_of_arrays_from_the_start():
     start = ArrayRecord([value.numpy() for value in net().state_dict().values()])
     strategy = audited()
-    run(strategy, client_app(numpy_list), arrays=start)
-    assert_all_exact(strategy)
+    run(strategy, client_app(numpy_list), arrays=start, nodes=ONE)
+    assert_all_exact(strategy, 1)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +337,8 @@ def test_a_list_of_arrays_from_the_start():
 )
 def test_what_is_known_of_the_clients(options, config, metrics, note):
     strategy = audited(**options)
-    run(strategy, client_app(metrics=metrics), **{"lr": 0.05, **config})
-    assert_all_exact(strategy)
+    run(strategy, client_app(metrics=metrics), nodes=ONE, **{"lr": 0.05, **config})
+    assert_all_exact(strategy, 1)
     notes = strategy.report.findings[0].notes
     assert not notes if note is None else any(note in said for said in notes)
 
@@ -311,7 +348,7 @@ def test_several_local_epochs_are_repeated():
         return ArrayRecord(fedavg(model, inputs, labels, lr=lr, epochs=5))
 
     strategy = audited(epochs=5)
-    run(strategy, client_app(five))
+    run(strategy, client_app(five), nodes=ONE)
     for finding in strategy.report.findings:
         assert finding.outcome is not Outcome.FAILED
         assert min(finding.truth.psnr) >= 60
@@ -324,7 +361,27 @@ def test_adam_is_not_attacked_and_told():
     assert all(
         "not attacked: clients train with adam" in f.reason for f in strategy.report.findings
     )
-    assert "could not be attacked" in strategy.report.headline
+    assert strategy.report.headline.startswith("Nothing could be attacked: 3 replies")
+    assert {row[2:4] for row in strategy.report.tables[0].rows} == {("not attacked", None)}
+
+
+def test_an_optimiser_that_nobody_told_of_is_suspected():
+    def signs(model, inputs, labels, lr):  # the first step of Adam
+        return ArrayRecord(
+            {
+                name: value - lr * torch.sign(fedsgd(model, inputs, labels)[name])
+                for name, value in model.state_dict().items()
+            }
+        )
+
+    strategy = audited(max_seconds=0.2)
+    run(strategy, client_app(signs), lr=0.001, nodes=ONE)
+    for finding in strategy.report.findings:
+        assert finding.outcome is not Outcome.EXACT
+        said = " ".join(finding.notes)
+        assert "weight_decay=, momentum=, epochs=, batch_size= if clients use them" in said
+        assert 'epochs=context.run_config["local-epochs"]' in said
+        assert "the client reports 5 samples, but the update looks like one of" in said
 
 
 def test_secure_aggregation_is_one_batch():
@@ -373,7 +430,8 @@ def masked(reply):
 
 def not_a_number(reply):
     arrays = reply.content["arrays"].to_torch_state_dict()
-    arrays["1.weight"][0, 0] = torch.nan
+    for name in ("1.weight", "1.bias", "5.bias"):
+        arrays[name].view(-1)[0] = torch.nan
     reply.content["arrays"] = ArrayRecord(arrays)
 
 
@@ -399,7 +457,7 @@ def untrained(reply):
     [
         (without_arrays, "the message carries no arrays, only 'metrics'"),
         (masked, "masked by SecAgg+"),
-        (not_a_number, "NaN or infinite"),
+        (not_a_number, "'1.weight' has NaN or infinite entries, and so have 2 more arrays"),
         (another_shape, "'1.weight' has shape (3, 3), the model's has (120, 192)"),
         (cut_off, "the array '1.weight' cannot be read"),
         (other_names, "the model has no 'conv.weight'"),
@@ -418,30 +476,36 @@ def test_a_bad_reply_is_told_and_training_goes_on(change, reason):
         return reply
 
     strategy = audited(Robust())
-    result, _ = run(strategy, rounds=1, spoil=spoil)
+    result, _ = run(strategy, spoil=spoil, nodes=NODES[:2])
     assert result.arrays is not None
     by_client = {f.name: f for f in strategy.report.findings}
-    assert len(by_client) == 3
+    assert len(by_client) == 2
     bad = by_client.pop(f"round 1, client {NODES[1]}")
     assert bad.reason.startswith("not attacked: ")
     assert reason in bad.reason
-    assert [f.outcome.name for f in by_client.values()] == ["EXACT", "EXACT"]
-    assert strategy.report.headline.endswith("; 1 could not be attacked.")
+    assert [f.outcome.name for f in by_client.values()] == ["EXACT"]
+    assert strategy.report.headline == (
+        "Of 1 audited reply, 1 gave away every sample, exactly and proved; 1 more could not be "
+        "attacked."
+    )
     assert ("SecAgg+" in subjects(strategy)) == (change is masked)
 
 
 def test_a_client_that_crashes():
     def crash(model, inputs, labels, lr):
         if torch.equal(inputs, private(NODES[0])[0]):
-            raise RuntimeError("out of memory")
+            raise RuntimeError(
+                "\x1b[36mray::train()\x1b[39m out of memory\n  at line 3" + "x" * 999
+            )
         return ArrayRecord(fedavg(model, inputs, labels, lr=lr))
 
-    strategy = audited()
-    result, _ = run(strategy, client_app(crash), rounds=2)
-    assert result.arrays is not None
-    assert outcomes(strategy).count("EXACT") == 4
-    reasons = [f.reason for f in strategy.report.findings if "out of memory" in f.reason]
-    assert len(reasons) == 2
+    for redact, said in ((False, ": ray::train() out of memory"), (True, "")):
+        strategy = audited(redact=redact)
+        result, _ = run(strategy, client_app(crash))
+        assert result.arrays is not None
+        assert sorted(outcomes(strategy)) == ["EXACT", "EXACT", "FAILED"]
+        reasons = [f.reason for f in strategy.report.findings if f.outcome is Outcome.FAILED]
+        assert reasons == [f"not attacked: the client answered with an error{said}"]
 
 
 def test_the_report_is_on_disk_while_the_run_goes_on(tmp_path):
@@ -465,8 +529,6 @@ def test_the_report_is_on_disk_while_the_run_goes_on(tmp_path):
 def test_a_disk_that_fails_does_not_end_the_run(tmp_path):
     folder = tmp_path / "reports"
     strategy = audited(json=folder / "report.json")
-    (folder / "report.json").unlink()
-    folder.rmdir()
     folder.write_text("no folder any more")
     result, _ = run(strategy)
     assert result.arrays is not None
@@ -491,10 +553,10 @@ def test_an_interrupted_run_ends_with_its_report(tmp_path):
 
 def test_rounds_that_are_not_audited_are_left_alone():
     strategy = audited(every=2)
-    run(strategy, rounds=4)
+    run(strategy, rounds=4, nodes=ONE)
     assert {row[0] for row in strategy.report.tables[0].rows} == {1, 3}
     strategy = audited(rounds=[2])
-    run(strategy, rounds=3)
+    run(strategy, rounds=3, nodes=ONE)
     assert {row[0] for row in strategy.report.tables[0].rows} == {2}
 
 
@@ -524,12 +586,13 @@ def test_long_runs_keep_the_data_of_some_findings_only():
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(9, 120))}, "the model has no '3.weight'"),
     ],
 )
-def test_another_model_is_told_before_anything_is_sent(options, words):
-    strategy = audited(**options)
+def test_another_model_is_told_before_anything_is_sent(options, words, tmp_path):
+    strategy = audited(**options, report=tmp_path / "r.html", json=tmp_path / "r.json")
     grid = InProcess(client_app())
     with pytest.raises(InvalidOption, match=words):
         strategy.start(grid, ArrayRecord(net().state_dict()))
     assert grid.sent == 0
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -541,7 +604,11 @@ def test_another_model_is_told_before_anything_is_sent(options, words):
         ({"max_seconds": 0}, "max_seconds > 0"),
         ({"every": 0}, "every >= 1"),
         ({"keep": -1}, "keep >= 0"),
-        ({"learning_rate": 0.1}, "unknown option 'learning_rate'"),
+        ({"learning_rate": 0.1}, "unknown option 'learning_rate'.* model, report, .* lr, epochs"),
+        ({"optimizer": "nonsense"}, "optimizer='sgd'.* adam, .*, got 'nonsense'"),
+        ({"optimizer": torch.optim.Adam}, "expected optimizer='sgd'"),
+        ({"report": 3}, "expected report= to be the path"),
+        ({"json": ""}, "expected json= .* it is a folder"),
         ({"model": 3}, "expected model= to be a module"),
         ({"strategy": "FedAvg"}, "expected a strategy of flwr.serverapp.strategy"),
     ],
@@ -553,8 +620,46 @@ def test_wrong_options_are_told_at_once(options, words):
 
 def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(InvalidOption, match=r"expected report= .*file is no folder"):
         audited(report=tmp_path / "file" / "report.html")
+
+
+def test_the_log_says_where_the_report_is_and_ends_with_the_verdict(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logger = logging.getLogger("flwr.spear")
+    logger.addHandler(handler)
+    try:
+        strategy = audited(json="report.json")
+        run(strategy, nodes=ONE)
+    finally:
+        logger.removeHandler(handler)
+    place = str(tmp_path / "report.json")
+    assert told[0] == f"SPEAR audits this run, the report goes to {place}"
+    assert told[-1] == f"SPEAR: {strategy.report.headline} Report: {place}"
+    assert told[1].endswith("EXACT, all 5 samples recovered, proved by replay")
+
+
+@pytest.mark.parametrize(
+    ("normalised", "look"),
+    [(False, Look((1, 28, 28))), (True, Look((1, 28, 28), mean=(0.5,), std=(0.25,)))],
+)
+def test_pictures_of_a_usual_size_are_shown_without_being_told(normalised, look):
+    def mlp():
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 60), nn.ReLU(), nn.Linear(60, CLASSES))
+
+    def reply(model, inputs, labels, lr):
+        pictures = torch.rand(len(labels), 784, generator=torch.Generator().manual_seed(0))
+        return weights(model, (pictures - 0.5) / 0.25 if normalised else pictures, labels, lr)
+
+    strategy = audited(model=mlp, truth=None, keep=1)
+    run(strategy, client_app(reply, model=mlp), model=mlp, nodes=ONE)
+    finding = strategy.report.findings[0]
+    assert (finding.outcome, finding.look) == (Outcome.EXACT, look)
+    assert "shown as 1 x 28 x 28 pictures" in finding.notes[-1]
+    assert ("normalisation unknown" in finding.notes[-1]) == normalised
 
 
 def test_a_model_that_needs_to_be_given():
@@ -623,6 +728,7 @@ def test_the_quickstart_gets_an_honest_answer(examples):
             assert "the spectrum shows no gap" in finding.reason
         else:  # one step on few pictures: features come back, and are called that
             assert "activations computed from the data" in finding.reason
+            assert "features (activations of 'fc1') of" in strategy.report.headline
 
 
 def test_the_mod_sees_what_leaves_and_only_first_in_the_list(tmp_path):
@@ -645,6 +751,7 @@ def test_the_mod_sees_what_leaves_and_only_first_in_the_list(tmp_path):
             assert (report.outcome is Outcome.EXACT) == found
             assert (tmp_path / folder / f"round-1-client-{node}.html").exists()
             assert "first of the list" in report.remarks[0].words
+            assert report.seconds >= report.tables[0].rows[0][-1] > 0
             if found:
                 assert min(report.findings[0].truth.psnr) >= 60
 

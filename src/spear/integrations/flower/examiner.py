@@ -17,6 +17,8 @@ from spear.audit.naming import named
 from spear.certificate import Proof
 from spear.errors import InvalidOption, InvalidUpdate, SpearError
 from spear.integrations.flower.arrays import Arrays, Layout, tensors
+from spear.integrations.flower.examined import Examined
+from spear.integrations.flower.hints import guessed_look, unlike, what_to_tell
 from spear.integrations.flower.training import Sends, Training
 from spear.integrations.flower.truth import Private, compared
 from spear.inversion import Inversion, Outcome, invert
@@ -41,11 +43,11 @@ class Options(TypedDict, total=False):
     batch_size: int | None
     """Of a local step, likewise "batch-size"."""
     momentum: float | None
-    weight_decay: float
+    weight_decay: float | None
     proximal: float | None
     """FedProx' mu; the strategy puts it in the train config."""
     optimizer: str
-    """"sgd"; with any other nothing is attacked, and the report says why."""
+    """"sgd"; with any other of torch.optim nothing is attacked, and the report says why."""
     sends: Sends
     """"weights" (a state dict), "delta" (weights minus those received) or "gradient"."""
     layer: str | None
@@ -53,20 +55,9 @@ class Options(TypedDict, total=False):
     loss: Loss | None
     """The clients' loss; cross-entropy unless given."""
     look: Look | None
-    """How inputs are shown as pictures."""
+    """How inputs are shown as pictures; guessed for usual sizes unless given."""
     max_seconds: float
     """For one reply; 30 unless given."""
-
-
-@dataclass(frozen=True, eq=False)
-class Examined:
-    """What an update gave away, and what it took."""
-
-    finding: Finding
-    training: Training
-    seconds: float = 0.0
-    attacked: bool = True
-    interrupted: bool = False
 
 
 @dataclass(eq=False)
@@ -82,11 +73,13 @@ class Examiner:
     assumed: list[str] = field(default_factory=list)  # about the model, in sentences
 
     @staticmethod
-    def new(model: Model | None, options: Mapping[str, Any]) -> Examiner:
-        """With every option checked before the first round."""
+    def new(
+        model: Model | None, options: Mapping[str, Any], beside: Sequence[str] = ()
+    ) -> Examiner:
+        """With every option checked before the first round; `beside` are the caller's own."""
         unknown = sorted(set(options) - set(Options.__annotations__))
         if unknown:
-            known = ", ".join(Options.__annotations__)
+            known = ", ".join(["model", *beside, *Options.__annotations__])
             raise InvalidOption(f"unknown option {unknown[0]!r}; expected one of {known}")
         own = {f.name for f in dataclasses.fields(Examiner)}
         training = Training(**{k: v for k, v in options.items() if k not in own})
@@ -130,13 +123,21 @@ class Examiner:
         *,
         notes: Sequence[str] = (),
         private: Private | None = None,
+        examples: float | None = None,
     ) -> Examined:
         """Attack one update. A bad one is a finding that says so, never an error."""
         began = time.monotonic()
         notes = [*notes, *self.assumed, *training.words()]
         try:
             result, view = self._attacked(before, sent, training)
+            unlike = self._unlike(before, sent, training, result)
+            notes += [unlike] if unlike else what_to_tell(result, view, training, examples)
             finding = self._finding(name, result, view, notes, private)
+            if unlike:
+                reason = (
+                    f"not judged: {unlike}; taken as sends={training.sends!r}: {finding.reason}"
+                )
+                finding = dataclasses.replace(finding, reason=reason)
         except Exception as error:  # whatever it is, the federation goes on
             return self.unaudited(name, error, notes, seconds=time.monotonic() - began)
         return Examined(
@@ -144,7 +145,20 @@ class Examiner:
             training,
             time.monotonic() - began,
             interrupted=bool(result.stats.get("interrupted")),
+            features=None if view.reads_data else view.layer,
+            unlike=unlike,
         )
+
+    def _unlike(
+        self, before: Arrays, sent: Mapping[str, Tensor], training: Training, result: Inversion
+    ) -> str | None:
+        """Why the reply is not what sends= says; a proof says that it is."""
+        if result.certified.any():
+            return None
+        layout = self.layout
+        assert layout is not None
+        own = {n: value for n, value in layout.named(before).items() if n in layout.parameters}
+        return unlike(training.sends, own, sent)
 
     def _finding(
         self,
@@ -155,13 +169,13 @@ class Examiner:
         private: Private | None,
     ) -> Finding:
         look = self.look if self.look and self.look.inputs == view.inputs else None
-        words = []
+        shown, words = (look, []) if self.look else guessed_look(view, result.inputs)
         if self.look and look is None:
             shape = " x ".join(map(str, self.look.shape))
             words.append(f"the layer's {view.inputs} inputs are no pictures of {shape}")
         truth, uncompared = compared(result.inputs, private, look)
         words += uncompared
-        return Finding.of(result, name, view, look=look, truth=truth, notes=[*notes, *words])
+        return Finding.of(result, name, view, look=shown, truth=truth, notes=[*notes, *words])
 
     def unaudited(
         self, name: str, error: Exception, notes: Sequence[str] = (), seconds: float = 0.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spear.errors import InvalidOption, SpearError
-from spear.integrations.flower.examiner import Examined
+from spear.integrations.flower.examined import Examined
 from spear.inversion import Outcome
 from spear.report import Finding, Remark, Report, Table
 
@@ -45,8 +47,8 @@ class Entry:
         return (
             self.server_round,
             self.client,
-            finding.outcome.value if self.examined.attacked else "not attacked",
-            sum(finding.certified),
+            self.examined.verdict,
+            sum(finding.certified) if self.examined.attacked else None,
             finding.batch_size,
             None if self.examples is None else round(self.examples),
             None if training.sends == "gradient" else training.lr,
@@ -66,6 +68,7 @@ class Journal:
         redact: keep nothing of what was recovered.
         keep: how many findings keep what was recovered; later ones keep their verdict only.
         unit: what is audited one by one.
+        began: when the audit did, by the monotonic clock.
     """
 
     title: str
@@ -75,15 +78,32 @@ class Journal:
     redact: bool = False
     keep: int = 50
     unit: str = "reply"
+    began: float = field(default_factory=time.monotonic)
     entries: list[Entry] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
-    _began: float = field(default_factory=time.monotonic)
+    _begun: bool = False
     _written: float = 0.0  # when, last
     _cost: float = 0.0  # seconds of the last writing
 
     def __post_init__(self) -> None:
         if self.keep < 0:
             raise InvalidOption(f"expected keep >= 0 findings, got {self.keep}")
+        for option, path in (("report", self.page), ("json", self.json)):
+            if path is not None:
+                _check_path(option, path)
+        if self.page:
+            self.report.page()  # a missing package is told now, not after the first round
+
+    @property
+    def begun(self) -> bool:
+        """Has anything been written yet, or should have been?"""
+        return self._begun
+
+    @property
+    def place(self) -> str:
+        """Where the report is found."""
+        paths = [str(path.absolute()) for path in (self.page, self.json) if path]
+        return " and ".join(paths) or "strategy.report"
 
     def add(self, entry: Entry) -> None:
         """Take a finding in, without its data if there is enough of that."""
@@ -101,11 +121,16 @@ class Journal:
             self.remarks.append(said)
 
     @property
+    def headline(self) -> str:
+        """The verdict so far."""
+        return headline([entry.examined for entry in self.entries], self.unit)
+
+    @property
     def report(self) -> Report:
         report = Report.new(
             "flower",
             self.title,
-            headline([entry.examined for entry in self.entries], self.unit),
+            self.headline,
             [entry.examined.finding for entry in self.entries],
             remarks=self.remarks,
             tables=[
@@ -119,13 +144,13 @@ class Journal:
             if self.entries
             else [],
             settings={**self.settings, "flwr": version("flwr")},
-            seconds=time.monotonic() - self._began,
+            seconds=time.monotonic() - self.began,
         )
         return report.redacted() if self.redact else report
 
     def write(self, *, force: bool = False) -> None:
         """Write the files, unless that was done just now and takes long. Trouble is only told."""
-        now = time.monotonic()
+        now, self._begun = time.monotonic(), True
         if not (self.page or self.json):
             return
         if not force and now - self._written < self._cost / _SHARE:
@@ -150,25 +175,57 @@ def headline(examined: list[Examined], unit: str) -> str:
     """The verdict on a federation, in one sentence or two."""
     if not examined:
         return "Nothing has been audited yet."
-    total = len(examined)
-    missed = sum(not one.attacked for one in examined)
-    count = {
-        outcome: sum(one.attacked and one.finding.outcome is outcome for one in examined)
-        for outcome in Outcome
-    }
     plural = {"reply": "replies"}.get(unit, f"{unit}s")
-    said = [
-        f"{number} {words}"
-        for number, words in (
-            (count[Outcome.EXACT], "gave away every sample, exactly and proved"),
-            (count[Outcome.PARTIAL], "gave away some samples exactly"),
-            (count[Outcome.APPROXIMATE], "gave away approximate samples"),
-            (count[Outcome.FAILED], "gave away nothing that this attack can vouch for"),
-            (missed, "could not be attacked"),
-        )
-        if number
-    ]
-    return f"Of {total} audited {plural if total > 1 else unit}, {'; '.join(said)}."
+    attacked = [one for one in examined if one.attacked]
+    missed = len(examined) - len(attacked)
+    if not attacked:
+        count = f"{missed} {unit if missed == 1 else plural}"
+        return f"Nothing could be attacked: {count} held no update that this attack can read."
+    said = Counter(_gave(one) for one in attacked)
+    words = [f"{said[gave]} {gave}" for gave in sorted(said, key=_rank)]
+    if missed:
+        words.append(f"{missed} more could not be attacked")
+    total = len(attacked)
+    return f"Of {total} audited {unit if total == 1 else plural}, {'; '.join(words)}."
+
+
+_GAVE = {
+    Outcome.EXACT: "gave away {} every sample, exactly and proved",
+    Outcome.PARTIAL: "gave away {} some samples exactly",
+    Outcome.APPROXIMATE: "gave away {} approximate samples",
+    Outcome.FAILED: "gave away nothing that this attack can vouch for",
+}
+_UNLIKE = "cannot be judged, because sends= looks wrong"
+
+
+def _gave(one: Examined) -> str:
+    """What one update gave away, as the end of a sentence."""
+    if one.unlike:
+        return _UNLIKE
+    what = f"features (activations of {one.features!r}) of" if one.features else ""
+    return " ".join(_GAVE[one.finding.outcome].format(what).split())
+
+
+def _rank(gave: str) -> int:
+    """The worst first, but before all what the user has to put right."""
+    order = ("cannot be judged", "every sample", "some samples", "approximate", "nothing")
+    return next(i for i, words in enumerate(order) if words in gave)
+
+
+def _check_path(option: str, path: Path) -> None:
+    """Raise if a file cannot be written there, without writing one."""
+    folder = next(p for p in path.absolute().parents if p.exists())
+    if path.is_dir():
+        problem = "it is a folder"
+    elif not folder.is_dir():
+        problem = f"{folder} is no folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        problem = f"{folder} is not writable"
+    else:
+        return
+    raise InvalidOption(
+        f"expected {option}= to be a file that can be written, got {path}: {problem}"
+    )
 
 
 def _slim(finding: Finding, kept: int | None) -> Finding:

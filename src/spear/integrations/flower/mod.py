@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +52,8 @@ def what_leaves(
             (inputs, labels), or (inputs, labels, names), or None.
         options: as for `Audited`.
     """
-    Examiner.new(model, options)  # what is wrong with them is told here, not on the client
+    beside = ("folder", "redact", "truth")
+    Examiner.new(model, options, beside)  # what is wrong with them is told here, not on the client
     return _WhatLeaves(
         None if folder is None else Path(folder), model, redact, truth, dict(options)
     )
@@ -83,6 +86,7 @@ class _WhatLeaves:
         return reply
 
     def _audited(self, received: RecordDict, msg: Message, ctxt: Context, reply: Message) -> Entry:
+        began = time.monotonic()
         examiner = Examiner.new(self.model, self.options)
         config = flat(received.config_records.values())
         arrays = sent_arrays(received, examiner.layout)
@@ -94,13 +98,14 @@ class _WhatLeaves:
         def truth(_round: int, _reply: Message) -> Any:
             return None if held is None else held(msg, ctxt)
 
-        entry = Reader(examiner, Sent(arrays, config, {}), None, truth, server_round).alone(reply)
-        self._write(entry)
-        finding = entry.examined.finding
-        log.info("SPEAR: leaving, %s: %s, %s", finding.name, finding.outcome.name, finding.reason)
+        sent = Sent(arrays, config, {})
+        entry = Reader(examiner, sent, None, truth, server_round, self.redact).alone(reply)
+        self._write(entry, began)
+        level = logging.WARNING if entry.examined.unlike else logging.INFO
+        log.log(level, "SPEAR: leaving, %s: %s", entry.examined.finding.name, entry.examined.line)
         return entry
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: Entry, began: float) -> None:
         """One report a reply: simulations keep nothing of a mod from call to call."""
         if self.folder is None:
             return
@@ -112,7 +117,10 @@ class _WhatLeaves:
             file.with_suffix(".html"),
             file.with_suffix(".json"),
             self.redact,
+            began=began,
         )
+        if entry.examined.unlike:
+            journal.remark(remarks.unlike(entry.examined.unlike))
         training = remarks.of_training(entry.examined.training, aggregate=False, seen=_SEEN)
         journal.remarks += training
         if masked(entry.examined.finding):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from flwr.serverapp import strategy as flower
@@ -10,6 +11,7 @@ from flwr.serverapp.strategy import Strategy
 from spear.integrations.flower.training import Training
 from spear.report import Level, Remark
 
+_COSINE = re.compile(r" \(cosine [^)]*\)")  # differs from reply to reply; said once is enough
 _SERVER_SIDE = (
     flower.DifferentialPrivacyServerSideFixedClipping,
     flower.DifferentialPrivacyServerSideAdaptiveClipping,
@@ -37,8 +39,7 @@ def of_strategy(strategy: Strategy) -> Iterator[Remark]:
                 name,
                 "It clips and adds its noise on the server, after every client's reply has arrived "
                 "there as it is. That protects clients from those who see the trained model, but not "
-                "from the server, nor from anyone who reads along there. The replies were audited as "
-                "they arrived.",
+                "from the server, nor from anyone who reads along there.",
             )
         elif isinstance(one, _CLIENT_SIDE):
             yield Remark(
@@ -82,7 +83,8 @@ def of_training(training: Training, *, aggregate: bool, seen: Remark = SEEN) -> 
             Level.NOTE,
             "Several local steps",
             "The update is a sum over steps, between which weights and signs move. Samples come back "
-            "less often, and are proved only where the whole training can be repeated (full batches).",
+            "less often, and are proved mostly where the whole training can be repeated: full batches, "
+            "and lr=, epochs=, momentum= and weight_decay= as the clients have them.",
         )
     if training.momentum:
         yield Remark(
@@ -104,10 +106,20 @@ def inside(outer: Strategy) -> Remark:
     """On being wrapped where one should wrap."""
     name = type(outer).__name__
     return Remark(
-        Level.NOTE,
+        Level.EXPOSED,
         f"Audited is inside {name}",
         f"{name} hands replies on as it has changed them, so this audit is not of what the clients "
-        f"sent. Put it outermost: Audited({name}(...), ...).",
+        f"sent, and the server may see more than it shows. Put it outermost: Audited({name}(...), "
+        "...). A reply from which nothing was recovered is not proved safe.",
+    )
+
+
+def unlike(why: str) -> Remark:
+    """On replies that are not what sends= says."""
+    return Remark(
+        Level.EXPOSED,
+        "sends= looks wrong",
+        f"Nothing is said here about what these replies give away: {_COSINE.sub('', why)}.",
     )
 
 

@@ -15,6 +15,7 @@ from spear.errors import InvalidUpdate, SpearError
 from spear.integrations.flower import remarks
 from spear.integrations.flower.arrays import Arrays, Layout, sent_arrays
 from spear.integrations.flower.examiner import Examiner, log
+from spear.integrations.flower.hints import first_line
 from spear.integrations.flower.journal import Entry
 from spear.integrations.flower.training import Training
 from spear.integrations.flower.truth import Private
@@ -87,6 +88,7 @@ class Reader:
     strategy: Strategy | None
     truth: Held | None
     server_round: int
+    redact: bool = False
 
     def alone(self, reply: Message) -> Entry:
         """What one reply gives away."""
@@ -104,6 +106,7 @@ class Reader:
             update.training,
             notes=[*update.notes, *words],
             private=private,
+            examples=update.examples,
         )
         return Entry(self.server_round, client, examined, update.examples)
 
@@ -145,12 +148,14 @@ class Reader:
             training,
             notes=notes,
             private=Private.together(private) if len(private) == count else None,
+            examples=examples or None,
         )
         return Entry(self.server_round, clients, examined, examples or None)
 
     def _read(self, reply: Message) -> Update:
         if reply.has_error():
-            raise InvalidUpdate([f"the client reported an error: {reply.error.reason}"])
+            said = "" if self.redact else f": {first_line(reply.error.reason or '')}"
+            raise InvalidUpdate([f"the client answered with an error{said}"])
         layout = self.examiner.layout
         assert layout is not None  # `meet` came first
         before, config = self.sent.to_node(reply.metadata.src_node_id)
@@ -160,6 +165,7 @@ class Reader:
         examples = metrics.get(getattr(innermost, "weighted_by_key", "num-examples"))
         known = isinstance(examples, (int, float)) and 0 < examples < float("inf")
         values = layout.named(sent_arrays(reply.content, layout))
+        _check_finite({name: values[name] for name in layout.parameters if name in values})
         count = float(examples) if known and examples is not None else None
         return Update(before, values, training.of(count), count, tuple(notes))
 
@@ -171,6 +177,19 @@ class Reader:
         except Exception as error:  # the user's function; the attack does not need it
             log.warning("SPEAR: truth= failed", exc_info=True)
             return None, [f"truth= failed ({type(error).__name__}: {error})"]
+
+
+def _check_finite(values: Mapping[str, Tensor]) -> None:
+    broken = [name for name, value in values.items() if not bool(value.isfinite().all())]
+    if broken:
+        more = f", and so have {len(broken) - 1} more arrays" if len(broken) > 2 else ""
+        more = ", and so has 1 more array" if len(broken) == 2 else more
+        raise InvalidUpdate(
+            [
+                f"{broken[0]!r} has NaN or infinite entries{more}: the client's training diverged, or "
+                "its noise or half precision overflowed"
+            ]
+        )
 
 
 def flat(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from spear.integrations.flower.journal import Entry, Journal, plain
 from spear.integrations.flower.replies import Held, Reader, Sent
 from spear.report import Level, Remark, Report
 
+_OWN = ("report", "json", "redact", "aggregate", "every", "rounds", "truth", "keep")
 _HOOKS = ("configure_train", "aggregate_train")
 
 
@@ -67,8 +70,9 @@ class Audited(Strategy):
         if every < 1:
             raise InvalidOption(f"expected every >= 1 rounds, got {every}")
         self._strategy = strategy
-        self._examiner = Examiner.new(model, options)
+        self._examiner = Examiner.new(model, options, _OWN)
         self._aggregate, self._every, self._truth = aggregate, every, truth
+        self._redact = redact
         self._rounds = None if rounds is None else frozenset(rounds)
         self._inner = {name: getattr(strategy, name) for name in _HOOKS}
         self._sent: Sent | None = None
@@ -86,15 +90,14 @@ class Audited(Strategy):
         self._journal = Journal(
             f"Flower: {' of '.join(names)}",
             settings,
-            None if report is None else Path(report),
-            None if json is None else Path(json),
+            _path("report", report),
+            _path("json", json),
             redact,
             keep,
             "aggregate" if aggregate else "reply",
         )
         self._journal.remarks += remarks.of_strategy(strategy)
         self._journal.remarks += remarks.of_training(self._examiner.training, aggregate=aggregate)
-        self._journal.write_now()  # a path that cannot be written is told before the first round
 
     @property
     def strategy(self) -> Strategy:
@@ -120,7 +123,7 @@ class Audited(Strategy):
     def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, **kwargs: Any) -> Result:
         """Run the strategy's own loop, with our two hooks in the place of its own."""
         self._meet(initial_arrays)
-        log.info("SPEAR audits this run: %s", self._journal.page or "strategy.report")
+        log.info("SPEAR audits this run, the report goes to %s", self._journal.place)
         own = vars(self._strategy)
         before = {name: own[name] for name in _HOOKS if name in own}
         own.update({name: getattr(self, name) for name in _HOOKS})
@@ -130,7 +133,9 @@ class Audited(Strategy):
             for name in _HOOKS:
                 del own[name]
             own.update(before)
-            self._journal.write(force=True)
+            if self._journal.begun:
+                self._journal.write(force=True)
+                log.info("SPEAR: %s Report: %s", self._journal.headline, self._journal.place)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -144,6 +149,8 @@ class Audited(Strategy):
         if self._audits(server_round):
             messages = list(messages)
             self._sent = Sent.of(messages, current, config, self._examiner.layout)
+            if not self._journal.begun:
+                self._journal.write(force=True)  # from the first round on there is a report
         return messages
 
     def aggregate_train(
@@ -201,7 +208,8 @@ class Audited(Strategy):
             said = remarks.inside(caller)
             if said not in self._journal.remarks:
                 log.warning("SPEAR: %s. %s", said.subject, said.words)
-            self._journal.remark(said)
+                others = [one for one in self._journal.remarks if one != remarks.SEEN]
+                self._journal.remarks[:] = [said, *others]
 
     def _audit(self, server_round: int, replies: list[Message]) -> Iterator[Entry]:
         """One entry a reply, or one for all of them."""
@@ -210,7 +218,9 @@ class Audited(Strategy):
             self._journal.remark(Remark(Level.NOTE, f"Round {server_round}", words))
             log.warning("SPEAR: round %s: %s", server_round, words)
             return
-        reader = Reader(self._examiner, self._sent, self._strategy, self._truth, server_round)
+        reader = Reader(
+            self._examiner, self._sent, self._strategy, self._truth, server_round, self._redact
+        )
         if self._aggregate:
             yield reader.together(replies)
             return
@@ -219,10 +229,24 @@ class Audited(Strategy):
 
     def _take(self, entry: Entry) -> None:
         self._journal.add(entry)
+        if entry.examined.unlike:
+            self._journal.remark(remarks.unlike(entry.examined.unlike))
         self._journal.write()
-        finding = entry.examined.finding
-        log.info("SPEAR: %s: %s, %s", finding.name, finding.outcome.name, finding.reason)
+        finding, wrong = entry.examined.finding, entry.examined.unlike
+        log.log(
+            logging.WARNING if wrong else logging.INFO,
+            "SPEAR: %s: %s",
+            finding.name,
+            entry.examined.line,
+        )
         if masked(finding):
             self._journal.remark(remarks.MASKED)
         if entry.examined.interrupted:
             raise KeyboardInterrupt  # the attack stopped at it; so should the run
+
+
+def _path(option: str, given: str | Path | None) -> Path | None:
+    """A file as it was named; whether it can be written is for the journal to say."""
+    if given is not None and not isinstance(given, (str, os.PathLike)):
+        raise InvalidOption(f"expected {option}= to be the path of a file or None, got {given!r}")
+    return None if given is None else Path(given)

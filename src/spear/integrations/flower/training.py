@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import torch
+
 from spear.errors import InvalidOption
 from spear.local_training import LocalTraining
 
@@ -22,6 +24,11 @@ _KEYS = {
     "proximal": ("proximal-mu", "proximal_mu"),
 }
 _WHOLE = ("epochs", "batch_size")
+_OPTIMISERS = {
+    name.lower()
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+} - {"optimizer"}
 _MAY_BE_ZERO = ("momentum", "proximal")
 
 
@@ -34,7 +41,7 @@ class Training:
     epochs: int | None = None
     batch_size: int | None = None
     momentum: float | None = None
-    weight_decay: float = 0.0
+    weight_decay: float | None = None
     proximal: float | None = None
     optimizer: str = "sgd"
 
@@ -44,11 +51,22 @@ class Training:
                 f"expected sends='weights' (a state dict), 'delta' (weights minus those received) or "
                 f"'gradient', got {self.sends!r}"
             )
+        if not isinstance(self.optimizer, str) or self.optimizer.lower() not in _OPTIMISERS:
+            raise InvalidOption(
+                "expected optimizer='sgd' (attacked) or one that is known not to be attackable "
+                f"({', '.join(sorted(_OPTIMISERS - {'sgd'}))}), got {self.optimizer!r}"
+            )
         self.local()  # checks the rest
 
     @property
     def is_sgd(self) -> bool:
         return self.optimizer.lower() == "sgd"
+
+    @property
+    def untold(self) -> list[str]:
+        """Options that nothing was said about, and that would change how an update reads."""
+        names = ("weight_decay", "momentum", "epochs", "batch_size", "lr")
+        return [name for name in names if getattr(self, name) is None]
 
     def told(
         self, config: Mapping[str, Any], metrics: Mapping[str, Any], strategy: object = None
@@ -95,7 +113,7 @@ class Training:
             self.epochs or epochs,
             self.batch_size,
             self.momentum or 0.0,
-            self.weight_decay,
+            self.weight_decay or 0.0,
             self.proximal or 0.0,
         )
 
