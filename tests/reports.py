@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 
 import torch
@@ -191,6 +192,7 @@ def failure():
     )
 
 
+@functools.cache  # the tests of the page and of the JSON share them
 def every():
     """One of each kind by name."""
     return {

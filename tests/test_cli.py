@@ -1,7 +1,5 @@
 import html
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -9,6 +7,8 @@ import torch
 pytest.importorskip("typer", reason="needs the cli extra")
 pytest.importorskip("skimage", reason="needs the cli extra")
 
+from command_line import in_a_process
+from command_line import in_this_process as spear
 from spear.audit.demo import DemoSettings, run_demo
 from spear.errors import InvalidOption
 from spear.inversion import Outcome
@@ -17,16 +17,9 @@ from spear.report.pictures import png, side_by_side
 SMALL = ["--batch-size", "6", "--width", "120", "--depth", "3", "--pixels", "16"]
 
 
-def spear(*arguments, **options):
-    command = [sys.executable, "-m", "spear", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, **options
-    )
-
-
 def test_the_demo_recovers_photos_and_writes_a_picture_and_a_page(tmp_path):
     out = tmp_path / "result"
-    done = spear("demo", *SMALL, "--out", str(out), cwd=tmp_path)
+    done = in_a_process("demo", *SMALL, "--out", str(out), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "EXACT: all 6 samples recovered, proved by replay" in done.stdout
     assert done.stdout.count(" yes ") == 6

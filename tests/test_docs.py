@@ -52,11 +52,11 @@ class Page(HTMLParser):
         self._in_script = False
 
 
-def build(folder):
+def build(folder, root=ROOT):
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
+        cwd=root,
         env=environment,
         capture_output=True,
         text=True,
@@ -111,22 +111,18 @@ def test_nothing_is_fetched_from_the_network(site, pages):
 
 
 def test_a_broken_link_fails_the_build(tmp_path):
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    shutil.copy(ROOT / "mkdocs.yml", copy)
-    shutil.copytree(ROOT / "docs", copy / "docs")
-    (copy / "src").symlink_to(ROOT / "src")
-    with open(copy / "docs" / "limits.md", "a", encoding="utf-8") as page:
-        page.write("\n[nowhere](nowhere.md)\n")
-    ended = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "s")],
-        cwd=copy,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """On a page of its own: a second build of the whole site would say no more."""
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[0]
+    (tmp_path / "mkdocs.yml").write_text(f"{settings}\nnav: [index.md]\n", encoding="utf-8")
+    for part in ("site_build", "stylesheets", "javascripts"):
+        shutil.copytree(ROOT / "docs" / part, tmp_path / "docs" / part)
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    page = "# One page\n\n[itself](index.md), [nowhere](nowhere.md)\n"
+    (tmp_path / "docs" / "index.md").write_text(page, encoding="utf-8")
+    ended = build(tmp_path / "site", tmp_path)
     assert ended.returncode != 0
-    assert "nowhere.md" in ended.stderr
+    assert "'nowhere.md'" in ended.stderr
+    assert ended.stderr.count("WARNING") == 1  # nothing else is wrong with it
 
 
 def test_the_api_pages_hold_every_public_name(pages):
@@ -139,27 +135,33 @@ def test_the_api_pages_hold_every_public_name(pages):
     assert {"spear.Outcome.EXACT", "spear.Inversion.certified", "spear.theory.harmonic"} <= anchors
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_site_works_from_disk(site, scheme):
+@pytest.fixture(scope="module")
+def browser():
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (dev extra)")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(color_scheme=scheme, viewport={"width": 1200, "height": 800})
-        complaints, requests = [], []
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        for name in ("tutorial.html", "api/inversion.html", "how.html"):
-            page.goto((site / name).as_uri())
-            page.wait_for_load_state("load")
-        drawn = page.eval_on_selector_all(
-            "article img", "images => images.filter(i => i.complete && i.naturalWidth).length"
-        )
-        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        page.fill(".md-search__input", "certificate")
-        page.wait_for_selector(".md-search-result__item", timeout=20_000)
+        yield browser
         browser.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_site_works_from_disk(site, browser, scheme):
+    page = browser.new_page(color_scheme=scheme, viewport={"width": 1200, "height": 800})
+    complaints, requests = [], []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    for name in ("tutorial.html", "api/inversion.html", "how.html"):
+        page.goto((site / name).as_uri())
+        page.wait_for_load_state("load")
+    drawn = page.eval_on_selector_all(
+        "article img", "images => images.filter(i => i.complete && i.naturalWidth).length"
+    )
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.fill(".md-search__input", "certificate")
+    page.wait_for_selector(".md-search-result__item", timeout=20_000)
+    page.close()
     assert drawn == 6
     assert complaints == []
     assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in requests)
@@ -177,11 +179,19 @@ def test_what_prepares_the_pages_does_what_it_says(name):
     assert tried > 0
 
 
-def test_the_pictures_of_how_it_works_are_drawn_from_a_real_run(tmp_path):
+@pytest.fixture(scope="module")
+def script():
     pytest.importorskip("matplotlib", reason="needs the plots extra")
+    return runpy.run_path(str(ROOT / "docs" / "draw_how.py"))
+
+
+@pytest.fixture(scope="module")
+def scene(script):
     pytest.importorskip("skimage", reason="needs the cli extra")
-    script = runpy.run_path(str(ROOT / "docs" / "draw_how.py"))
-    scene = script["Scene"].real()
+    return script["Scene"].real()
+
+
+def test_the_pictures_of_how_it_works_are_drawn_from_a_real_run(tmp_path, script, scene):
     quick = {**script["DRAWINGS"], "noise": lambda s: script["noise"](s, (0.0, 1e-2))}
     script["draw"](tmp_path, scene, quick)
     text = (ROOT / "docs" / "how.md").read_text(encoding="utf-8")
@@ -193,10 +203,7 @@ def test_the_pictures_of_how_it_works_are_drawn_from_a_real_run(tmp_path):
         assert all(5_000 < file.stat().st_size < 150_000 for file in folder.iterdir())
 
 
-def test_what_how_it_works_says_of_that_run_is_so():
-    pytest.importorskip("skimage", reason="needs the cli extra")
-    script = runpy.run_path(str(ROOT / "docs" / "draw_how.py"))
-    scene = script["Scene"].real()
+def test_what_how_it_works_says_of_that_run_is_so(scene):
     factors, result = scene.factors, scene.result
     assert (factors.b, result.outcome.name, result.proof.name) == (6, "EXACT", "REPLAY")
     assert factors.spectrum[6] < 1e-7 * factors.spectrum[5]  # seven orders of magnitude

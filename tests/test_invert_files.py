@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 import stat
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ pytest.importorskip("typer", reason="needs the cli extra")
 safetensors = pytest.importorskip("safetensors.torch", reason="needs the cli extra")
 
 import spear
+from command_line import in_a_process, in_this_process
 from planted import plant, worst_error
 from spear.audit.from_weights import linear_layers, plain_mlp
 from spear.audit.loading import build_model, load_object
@@ -27,10 +26,7 @@ from spear.inversion import Outcome
 
 
 def run(*arguments, **options):
-    command = [sys.executable, "-m", "spear", "invert", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, **options
-    )
+    return in_this_process("invert", *arguments, **options)
 
 
 def save(path, tensors):
@@ -248,7 +244,7 @@ def test_redacted_files_hold_nothing_that_was_recovered(tmp_path, case):
 
 def test_json_on_the_terminal_is_json_alone(case):
     _, weights, update = case
-    done = run("--weights", weights, "--update", update, "--json", "-")
+    done = in_a_process("invert", "--weights", weights, "--update", update, "--json", "-")
     assert done.returncode == 20, done.stderr
     content = json.loads(done.stdout)
     assert (content["schema"], content["outcome"]) == ("spear.report/1", "exact")
@@ -402,7 +398,7 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, case):
         done = CliRunner().invoke(app, ["invert", *map(str, arguments)])
         assert isinstance(done.exception, spear.SpearError), (arguments, done.output)
         assert words in str(done.exception), arguments
-    one = run("--weights", weights, "--update", tmp_path / "no.pt")
+    one = in_a_process("invert", "--weights", weights, "--update", tmp_path / "no.pt")
     assert one.returncode == 2
     assert one.stdout == ""
     assert one.stderr.startswith("spear: ")

@@ -35,8 +35,16 @@ def browser():
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def window(browser):
+    """Where pages are opened that need no options of their own: a window costs more than a page."""
+    context = browser.new_context()
+    yield context
+    context.close()
+
+
 @pytest.fixture
-def opened(browser, tmp_path):
+def opened(browser, window, tmp_path):
     """Opens a report's page from disk; whatever it complains of or fetches fails the test."""
     pages, complaints, requests = [], [], []
 
@@ -44,7 +52,8 @@ def opened(browser, tmp_path):
         path = tmp_path / f"{len(pages)}.html"
         text = report if isinstance(report, str) else render(report)
         path.write_text(text, encoding="utf-8")
-        page = browser.new_page(viewport={"width": width, "height": 800}, **options)
+        page = browser.new_page(**options) if options else window.new_page()
+        page.set_viewport_size({"width": width, "height": 800})
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: (complaints.append("a dialog"), dialog.dismiss()))
@@ -70,10 +79,14 @@ def focused(page):
     return page.evaluate("document.activeElement.getAttribute('aria-label')")
 
 
+@pytest.fixture(scope="module")
+def demo_page():
+    return run_demo(DemoSettings(batch_size=4, width=80, depth=3, pixels=16)).page()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_demo_works_from_disk(opened, scheme):
-    run = run_demo(DemoSettings(batch_size=4, width=80, depth=3, pixels=16))
-    page = opened(run.page(), width=360, color_scheme=scheme)
+def test_the_demo_works_from_disk(opened, demo_page, scheme):
+    page = opened(demo_page, width=360, color_scheme=scheme)
     loaded = page.eval_on_selector_all(
         "img", "images => images.filter(i => i.complete && i.naturalWidth == 16).length"
     )
@@ -269,7 +282,7 @@ def test_the_theme_is_toggled(opened, prepare):
 
 
 def test_everything_is_open_in_print(opened):
-    page = opened(KINDS["flower"], width=700, color_scheme="dark")
+    page = opened(reports.flower(10), width=700, color_scheme="dark")
     assert page.locator("details[open]").count() == 0
     page.emulate_media(media="print")
     page.wait_for_function("document.querySelectorAll('details:not([open])').length === 0")
@@ -285,7 +298,7 @@ def test_everything_is_open_in_print(opened):
 
 def test_the_page_reads_without_scripts(browser, tmp_path):
     path = tmp_path / "page.html"
-    path.write_text(render(KINDS["flower"]), encoding="utf-8")
+    path.write_text(render(reports.flower(10)), encoding="utf-8")
     page = browser.new_page(java_script_enabled=False)
     page.goto(path.as_uri())
     assert not page.locator("#theme").is_visible()
@@ -332,8 +345,7 @@ CONTRASTS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_stand_out_from_their_ground(opened, scheme):
+def test_words_stand_out_from_their_ground(opened):
     outcomes = [
         dataclasses.replace(reports.finding(2, 2), outcome=outcome, certified=(True, False))
         for outcome in Outcome
@@ -346,9 +358,14 @@ def test_words_stand_out_from_their_ground(opened, scheme):
         KINDS["audit"],
         KINDS["tabular-true"],
     ):
-        page = opened(shown, color_scheme=scheme)
+        page = opened(shown)
         page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-        assert page.evaluate(CONTRASTS) == []
+        grounds = set()
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate(CONTRASTS) == [], scheme
+            grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert len(grounds) == 2
 
 
 HOSTILE = [
@@ -397,16 +414,30 @@ def named(word):
     )
 
 
+SHAPE = """[...document.querySelectorAll('*')].map(
+  e => e.tagName + [...e.attributes].map(a => a.name)).join(' ')"""
+
+
+@pytest.fixture(scope="module")
+def harmless_shape(browser, tmp_path_factory):
+    """The elements and attributes of a page whose names are plain words."""
+    path = tmp_path_factory.mktemp("harmless") / "page.html"
+    path.write_text(render(named("harmless")), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 360, "height": 800})
+    page.goto(path.as_uri())
+    shape = page.evaluate(SHAPE)
+    page.close()
+    return shape
+
+
 @pytest.mark.parametrize(
     "word",
     [" ".join(HOSTILE), " ".join(reversed(HOSTILE)), HOSTILE[1], "a" * 300],
     ids=["all", "reversed", "attribute", "long"],
 )
-def test_names_stay_names(opened, word):
-    shape = """[...document.querySelectorAll('*')].map(
-      e => e.tagName + [...e.attributes].map(a => a.name)).join(' ')"""
-    harmless, page = opened(named("harmless"), 360), opened(named(word), 360)
-    assert page.evaluate(shape) == harmless.evaluate(shape)
+def test_names_stay_names(opened, harmless_shape, word):
+    page = opened(named(word), 360)
+    assert page.evaluate(SHAPE) == harmless_shape
     assert page.locator("script").count() == 1
     assert page.inner_text("h1") == word
     assert page.title() == re.sub(r"\s+", " ", f"{word} – SPEAR")

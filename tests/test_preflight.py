@@ -4,8 +4,6 @@ import copy
 import doctest
 import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import torch
 from torch import nn
 
 import spear
+from command_line import in_this_process
 from planted import plant, worst_error
 from spear.audit import measured
 from spear.audit.anatomy import examine
@@ -402,7 +401,7 @@ def test_clipping_precision_and_pruning():
     assert preflight(net, batch_size=B, pruned=0.9).verdict is Verdict.NOT_EXPOSED
     x = torch.randn(B, N, generator=torch.Generator().manual_seed(0))
     sent = defences.prune(fedsgd(net, x, torch.arange(B)), 0.9)
-    result = spear.invert(spear.observe(net, sent), model=net, max_seconds=3)
+    result = spear.invert(spear.observe(net, sent), model=net, max_seconds=1)
     assert result.outcome is spear.Outcome.FAILED
 
 
@@ -495,26 +494,19 @@ def smooth():
 """
 
 
-def spear_check(*arguments, cwd):
-    pytest.importorskip("typer", reason="needs the cli extra")
-    command = [sys.executable, "-m", "spear", "check", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd
-    )
-
-
 def test_the_command(tmp_path):
+    pytest.importorskip("typer", reason="needs the cli extra")
     (tmp_path / "net.py").write_text(NET)
-    done = spear_check(
-        "--model", "net.py:net", "-b", 8, "--json", "c.json", "--report", "c.html", cwd=tmp_path
-    )
+    asked = ("check", "--model", "net.py:net")
+    written = ("--json", "c.json", "--report", "c.html")
+    done = in_this_process(*asked, "-b", 8, *written, cwd=tmp_path)
     assert done.returncode == 20, done.stderr
     assert done.stdout.startswith("Exposed: a batch of 8")
     assert "What exposes it" in done.stdout
     assert "60 → 120" in done.stdout
     assert json.loads((tmp_path / "c.json").read_text())["kind"] == "check"
     assert (tmp_path / "c.html").stat().st_size
-    bad = spear_check("--model", "net.py:net", "--precision", "float7", cwd=tmp_path)
+    bad = in_this_process(*asked, "--precision", "float7", cwd=tmp_path)
     assert bad.returncode == 2
     assert "expected precision" in bad.stderr
     assert "Traceback" not in bad.stderr

@@ -2,12 +2,8 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +11,7 @@ import torch
 from torch import nn
 
 import spear
+from command_line import in_this_process
 from spear.audit.grid import Axis, Grid, default_lists
 from spear.audit.leak_trial import _recognised, attack
 from spear.audit.leakage import Leakage, Verdict, course
@@ -444,28 +441,10 @@ def test_the_command(tmp_path):
     x, y = numbers()
     np.savez(tmp_path / "data.npz", inputs=x.numpy(), labels=y.numpy())
     (tmp_path / "mynet.py").write_text(MODULE)
-    command = [sys.executable, "-m", "spear", "audit", "--model", "mynet:net", "--data", "data.npz"]
-    command += [
-        "-b",
-        "4",
-        "--clip",
-        "none,1",
-        "--sigma",
-        "0,1.0",
-        "--repeats",
-        "2",
-        "--rounds",
-        "0",
-    ]
-    command += ["--workers", "1"]
-
-    def call(*more):
-        own = {**os.environ, "PYTHONPATH": str(Path(spear.__file__).parents[1])}
-        return subprocess.run(
-            [*command, *more], cwd=tmp_path, env=own, capture_output=True, text=True, check=False
-        )
-
-    first = call("--json", "audit.json", "--redact")
+    command = ["audit", "--model", "mynet:net", "--data", "data.npz", "--workers", "1"]
+    command += ["-b", "4", "--clip", "none,1", "--sigma", "0,1.0", "--repeats", "2"]
+    command += ["--rounds", "0"]
+    first = in_this_process(*command, "--json", "audit.json", "--redact", cwd=tmp_path)
     assert first.returncode == 20, first.stderr
     assert "wrote spear-audit/report.html" in first.stdout
     made = spear.load(tmp_path / "audit.json")
@@ -473,11 +452,13 @@ def test_the_command(tmp_path):
     assert all(finding.inputs is None for finding in made.findings)
     assert made.settings["command"].startswith("spear audit --model mynet:net")
     assert not (tmp_path / "spear-audit" / "examples.json").exists()
-    drawn = call("--only-draw", "--quiet", "--json", "drawn.json")
+    drawn = in_this_process(
+        *command, "--only-draw", "--quiet", "--json", "drawn.json", cwd=tmp_path
+    )
     assert drawn.returncode == 20
     assert drawn.stdout.startswith("Of 3 settings")
     assert spear.load(tmp_path / "drawn.json").tables == made.tables
-    bad = call("--width", "60,wide")
+    bad = in_this_process(*command, "--width", "60,wide", cwd=tmp_path)
     assert bad.returncode == 2
     assert "expected a list such as 8,16,32" in bad.stderr
     assert "Traceback" not in bad.stderr
