@@ -87,7 +87,7 @@ def test_unknown_epochs_are_tried(epochs):
     model, x, y = batch(b=5, n=60, m=150)
     result = attacked(model, x, y, lr=0.05, epochs=epochs, tell={"lr": 0.05})
     assert result.outcome is Outcome.EXACT
-    assert f"{epochs} local epochs" in result.reason
+    assert f"{epochs} local epoch" in result.reason
 
 
 def test_wrong_epochs_are_not_exact():

@@ -92,6 +92,7 @@ def findings(draw):
         draw(st.none() | truths(b, k, n)),
         tuple(draw(st.lists(text, max_size=2))),
         draw(st.booleans()),
+        draw(st.booleans()),
     )
 
 

@@ -174,7 +174,7 @@ def _of_training(
     certified = certified & precise
     labels = torch.where(retrained.matched, retrained.labels, -1)
     proof = Proof.REPLAY if bool(certified.any()) else Proof.NONE
-    remark = f"{retrained.epochs} local epochs repeated"
+    remark = f"{retrained.epochs} local epoch{'s' * (retrained.epochs != 1)} repeated"
     whole = bool(certified.all())
     return Certificate(certified, proof, error, precise, labels, whole, doubts, remark)
 

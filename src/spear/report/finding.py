@@ -115,6 +115,8 @@ class Finding:
     """What was assumed, or seen beside the attack, in sentences."""
     activations: bool = False
     """Are these inputs of an inner layer, computed from the data, and not the data?"""
+    judged: bool = True
+    """Could the update be attacked as what it is? If not, nothing recovered says nothing."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -200,6 +202,12 @@ class Finding:
             return f"{some} were recovered, likely exactly; nothing proves it."
         if self.outcome is Outcome.APPROXIMATE:
             return f"{some} were recovered approximately; none is proved."
+        return self._nothing_proved
+
+    @property
+    def _nothing_proved(self) -> str:
+        if not self.judged:
+            return "The update could not be judged."
         if self.recovered:
             return f"{self.recovered} candidates came back; they may be right, but nothing proves them."
         return "Nothing was recovered."

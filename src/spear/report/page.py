@@ -12,7 +12,6 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from spear.errors import MissingExtra
-from spear.inversion import Outcome
 from spear.report import evidence, words
 from spear.report.finding import Finding
 from spear.report.report import SEVERITY, Cell, Drawing, Report, Table
@@ -111,8 +110,9 @@ def _heading(report: Report) -> str:
 
 def _tally(findings: Sequence[Finding]) -> list[tuple[str, str, int]]:
     """How many updates ended how, the worst first."""
-    counts = Counter(finding.outcome for finding in findings)
-    return [(o.value, words.OUTCOMES[o].lower(), counts[o]) for o in Outcome if counts[o]]
+    counts = Counter((words.outcome_of(finding), finding.outcome) for finding in findings)
+    worst_first = sorted(counts, key=lambda pair: -SEVERITY.index(pair[1]))
+    return [(outcome.value, name.lower(), counts[name, outcome]) for name, outcome in worst_first]
 
 
 def _figures(report: Report) -> list[tuple[str, str]]:
@@ -122,8 +122,10 @@ def _figures(report: Report) -> list[tuple[str, str]]:
         sizes = [finding.batch_size for finding in findings]
         total = None if None in sizes else sum(size or 0 for size in sizes)
         of = "" if total is None else f" of {total:,}"
-        updates = "update attacked" if len(findings) == 1 else "updates attacked"
-        figures.append((updates, f"{len(findings):,}"))
+        attacked = sum(finding.judged for finding in findings)
+        figures.append(
+            ("update attacked" if attacked == 1 else "updates attacked", f"{attacked:,}")
+        )
         figures.append(("samples certified", f"{sum(sum(f.certified) for f in findings):,}{of}"))
         figures += _worst_psnr(findings)
     if report.seconds is not None:

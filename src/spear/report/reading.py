@@ -71,6 +71,7 @@ def finding(content: Any) -> Finding:
         look=_maybe(_look, content["look"]),
         truth=_maybe(_truth, content["truth"]),
         activations=_flag(content["activations"]),
+        judged=_flag(content["judged"]),
         notes=_each(_text, content["notes"]),
     )
 

@@ -35,6 +35,7 @@ OUTCOMES = {
 }
 _CANDIDATES = "Candidates, nothing proved"
 _LIKELY = "Recovered, not proved"
+_UNJUDGED = "Not judged"
 _NO_GUARANTEE = (
     "This is no guarantee: it is what one attack could not do with these settings. "
     "Another attack, more time or another round may succeed."
@@ -73,6 +74,10 @@ _ACTIVATIONS = (
     "What came back are inputs of an inner layer, computed from the client's data by the layers before "
     "it. The data follow as far as those can be inverted."
 )
+_UNKNOWN = (
+    "Updates that could not be attacked as what they are say nothing, one way or the other: "
+    "see why, below."
+)
 _UNPROVED = (
     "What came back may be the client's samples, or not: nothing proves it. "
     "Compare it with the truth, if you may, before you call this update safe."
@@ -96,6 +101,8 @@ class Verdict:
 
 def outcome_of(finding: Finding) -> str:
     """How one update ended."""
+    if not finding.judged and not any(finding.certified):
+        return _UNJUDGED
     if finding.outcome is Outcome.FAILED and finding.recovered:
         return _CANDIDATES
     if finding.outcome is Outcome.APPROXIMATE and not any(finding.approximate):
@@ -125,6 +132,8 @@ def _of_findings(outcome: Outcome, findings: Sequence[Finding]) -> Verdict:
     names = {outcome_of(finding) for finding in worst}
     if outcome is Outcome.FAILED and _CANDIDATES in names:
         return Verdict("approximate", _CANDIDATES, _UNPROVED)
+    if outcome is Outcome.FAILED and _UNJUDGED in names:
+        return Verdict("neutral", _UNJUDGED, _UNKNOWN)
     if names == {_LIKELY}:
         return Verdict("approximate", _LIKELY, _UNPROVED)
     if outcome is not Outcome.FAILED and all(finding.activations for finding in worst):

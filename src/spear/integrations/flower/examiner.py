@@ -137,7 +137,7 @@ class Examiner:
                 reason = (
                     f"not judged: {unlike}; taken as sends={training.sends!r}: {finding.reason}"
                 )
-                finding = dataclasses.replace(finding, reason=reason)
+                finding = dataclasses.replace(finding, reason=reason, judged=False)
         except Exception as error:  # whatever it is, the federation goes on
             return self.unaudited(name, error, notes, seconds=time.monotonic() - began)
         return Examined(
@@ -201,6 +201,7 @@ class Examiner:
             predicted_error=None,
             stats={},
             notes=tuple(notes),
+            judged=False,
         )
         return Examined(finding, self.training, seconds, attacked=False)
 
