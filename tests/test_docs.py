@@ -159,7 +159,7 @@ def test_the_site_works_from_disk(site, browser, scheme):
         "article img", "images => images.filter(i => i.complete && i.naturalWidth).length"
     )
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    page.fill(".md-search__input", "certificate")
+    page.locator(".md-search__input").press_sequentially("certificate")  # it listens for keys
     page.wait_for_selector(".md-search-result__item", timeout=20_000)
     page.close()
     assert drawn == 6
