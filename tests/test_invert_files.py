@@ -251,6 +251,15 @@ def test_json_on_the_terminal_is_json_alone(case):
     assert "EXACT" in done.stderr
 
 
+def test_the_truth_of_another_batch_is_noticed(tmp_path, case):
+    planted, weights, update = case
+    own = save(tmp_path / "own.npz", {"inputs": planted.inputs})
+    other = save(tmp_path / "other.npz", {"inputs": planted.inputs.flip(1)})
+    files = UpdateFiles(weights, update)
+    assert not any("truth" in note for note in invert_files(files, truth=own).findings[0].notes)
+    assert "is it the batch of this" in invert_files(files, truth=other).findings[0].notes[-1]
+
+
 def test_partly_and_nothing_have_exit_codes_of_their_own(tmp_path, case):
     planted, weights, _ = case
     generator = torch.Generator().manual_seed(0)
@@ -359,7 +368,7 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, case):
     cases = {
         ("--weights", weights): "expected either gradients (--update)",
         ("--weights", weights, "--update", tmp_path / "no.pt"): "does not exist",
-        ("--weights", weights, "--update", tmp_path): "expected a file named",
+        ("--weights", weights, "--update", tmp_path): "is a folder: expected a file named",
         ("--update", update): "expected the weights the client was sent",
         ("--weights", weights, "--after", update): "learning rate",
         ("--weights", weights, "--update", update, "--lr", "0.1"): "belong to --after",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -30,10 +31,20 @@ def load_object(spec: str) -> Any:
     found: Any = _module(source)
     for part in name.split("."):
         if not hasattr(found, part):
-            has = ", ".join(n for n in vars(_module(source)) if not n.startswith("_"))
-            raise InvalidOption(f"{source} has no {name!r}; it has {has[:300] or 'nothing'}")
+            raise InvalidOption(
+                f"{source} has no {name!r}; it has {_offers(_module(source), name)}"
+            )
         found = getattr(found, part)
     return found
+
+
+def _offers(module: ModuleType, name: str) -> str:
+    """What a module has to offer instead of a name, the likeliest first."""
+    own = [
+        n for n, value in vars(module).items() if n[0] != "_" and not isinstance(value, ModuleType)
+    ]
+    likely = difflib.get_close_matches(name, own)
+    return ", ".join([*likely, *(n for n in own if n not in likely)])[:300] or "nothing"
 
 
 def build_model(spec: str, **options: Any) -> nn.Module:

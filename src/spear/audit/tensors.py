@@ -31,13 +31,14 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path)
     readers = {".safetensors": _safetensors, ".npz": _npz, ".pt": _torch, ".pth": _torch}
+    if path.is_dir():
+        raise InvalidFile(f"{path} is a folder: expected a file named {_KINDS}")
     if path.suffix not in readers:
         raise InvalidFile(
             f"{path}: expected a file named {_KINDS}, got {path.suffix or 'no suffix'}"
         )
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise InvalidFile(f"{path} {what}: expected a {path.suffix} file")
+        raise InvalidFile(f"{path} does not exist: expected a {path.suffix} file")
     tensors = readers[path.suffix](path)
     if not tensors:
         raise InvalidFile(f"{path}: expected tensors, got none")
@@ -109,11 +110,13 @@ def _torch(path: Path) -> dict[str, Tensor]:
             "pickled model): store model.state_dict(), or a dict or list of tensors, with torch.save"
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise InvalidFile(f"{path} is no file of torch.save, or a damaged one: {error}") from error
+        raise InvalidFile(
+            f"{path} is no file of torch.save, or a damaged one ({type(error).__name__}: {error})"
+        ) from error
     found = _tensors_in(content)
     if found is None:
         raise InvalidFile(
-            f"{path}: expected a dict or list of tensors, got a {type(content).__name__}"
+            f"{path}: expected a dict or list of tensors, got a {type(content).__name__} without any"
         )
     return found
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spear.audit.attempts import Observed, attacked
 from spear.audit.from_weights import linear_layers, plain_mlp
 from spear.audit.loading import build_model, load_object
 from spear.audit.naming import SENT, SWAPPED, in_order, like, matched, named, not_gradients
 from spear.audit.tensors import positional, read_tensors
 from spear.audit.truth import compare, read_batch
-from spear.certificate import Proof
 from spear.errors import InvalidFile, InvalidOption
-from spear.inversion import Inversion, Outcome, invert
+from spear.metrics import EXACT_DB
 from spear.report import Finding, Look, Report
 from spear.update import LayerUpdate, observe
 
@@ -27,20 +27,9 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bce": nn.BCEWithLogitsLoss(),
     "mse": nn.MSELoss(),
 }
-_MATCHED = 0.99  # lambda from which the samples are right, and only the proof may have failed
-_CONFIRMED = "The replay confirms that it is one."
-_UNCONFIRMED = (
-    "Nothing confirms that: with another activation than ReLU, dropout or normalisation this says "
-    "little. Give the model."
-)
-_OTHER_LOSS = (
-    "The update is not that of a cross-entropy loss on class labels. It was proved for a loss whose "
-    "gradient at the outputs can be anything; name the client's loss if labels are wanted."
-)
-_OTHER_MODEL = (
-    "No model was given. The weights look like a plain MLP with ReLUs, but such a model does not "
-    "reproduce the update: what follows the layer, or the loss, is another. The layer alone was "
-    "judged; give the model (and the loss) for a proof by replay and for labels."
+_OTHER_BATCH = (
+    "Samples that are proved differ from every sample of the truth that was given: is it the batch of "
+    "this very update? If it is, please report a wrong verdict."
 )
 
 
@@ -82,16 +71,6 @@ class UpdateFiles:
             raise InvalidOption(
                 "expected the clients' learning rate (--lr) with the weights they sent back (--after)"
             )
-
-
-@dataclass(frozen=True, eq=False)
-class Observed:
-    """What the files show: the layer, the model if there is one, and what had to be assumed."""
-
-    view: LayerUpdate
-    model: nn.Module | None
-    guessed: bool  # was the model recognised from its weights, not given?
-    notes: tuple[str, ...]
 
 
 def observe_files(files: UpdateFiles) -> Observed:
@@ -149,13 +128,18 @@ def invert_files(
             f"{truth}: expected samples of {seen.view.inputs} values, the layer's inputs, got "
             f"{batch[0].shape[1]}"
         )
-    result, view, notes = _attacked(seen, loss, options)
+    result, view, notes = attacked(seen, loss, options)
     if not bool(result.certified.any()):
         for path, hint in ((files.weights, SWAPPED), (files.after, SENT)):
             if path is not None:
                 not_gradients(read_tensors(path), path, hint)
     name = (files.update or files.after or Path()).name
     known = None if batch is None else compare(result.inputs, *batch, look=look)
+    if known is not None and any(
+        sure and not decibel >= EXACT_DB
+        for sure, decibel in zip(result.certified.tolist(), known.psnr, strict=True)
+    ):
+        notes = (*notes, _OTHER_BATCH)
     finding = Finding.of(result, name, view, look=look, truth=known, notes=notes)
     return Report.new(
         "inversion",
@@ -164,50 +148,6 @@ def invert_files(
         [finding],
         settings=settings,
         seconds=time.monotonic() - began,
-    )
-
-
-def _attacked(
-    seen: Observed, loss: Any, options: Mapping[str, Any]
-) -> tuple[Inversion, LayerUpdate, tuple[str, ...]]:
-    """Invert; where the patterns match but the proof fails for what was only assumed, without that."""
-    result = invert(seen.view, model=seen.model, loss=loss, **options)
-    if (result.match or 0) < _MATCHED or _confirmed(result):
-        return result, seen.view, (*seen.notes, *_guess(seen, result))
-    if loss is None and seen.model is not None:
-        other = invert(seen.view, model=seen.model, loss=nn.MSELoss(), **options)
-        if other.outcome is Outcome.EXACT and other.proof is Proof.REPLAY:
-            return other, seen.view, (*seen.notes, *_guess(seen, other), _OTHER_LOSS)
-    if seen.guessed:
-        alone = _alone(seen.view)
-        other = invert(alone, **options)
-        if other.outcome is Outcome.EXACT:
-            return other, alone, (_OTHER_MODEL,)
-    return result, seen.view, (*seen.notes, *_guess(seen, result))
-
-
-def _guess(seen: Observed, result: Inversion) -> tuple[str, ...]:
-    """What became of a guess of the model."""
-    if not seen.guessed:
-        return ()
-    return (_CONFIRMED if result.proof is Proof.REPLAY else _UNCONFIRMED,)
-
-
-def _confirmed(result: Inversion) -> bool:
-    """Did the model and the loss explain any sample? Then they are the client's, and judge the rest."""
-    labelled = result.labels is not None and bool((result.labels >= 0).any())
-    return labelled or (result.proof is Proof.REPLAY and bool(result.certified.any()))
-
-
-def _alone(view: LayerUpdate) -> LayerUpdate:
-    """The same layer, without what was assumed of the rest."""
-    return LayerUpdate(
-        weight=view.weight,
-        bias=view.bias,
-        weight_grad=view.weight_grad,
-        bias_grad=view.bias_grad,
-        relu="after" if view.relu == "both" else view.relu,
-        training=view.training,
     )
 
 
