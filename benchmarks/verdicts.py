@@ -23,6 +23,7 @@ from verdict_cases import FAMILIES, Case, case
 
 LIMIT = 1e-3  # 60 dB: the error of a right sample, of the data's range
 MAX_SECONDS = 6.0
+FORGED = ("adversarial", "layer")
 
 
 def work(trial: Trial, report) -> Measured:
@@ -122,8 +123,13 @@ def table(rows: list[Row]) -> str:
         "| of them wrong | clean recoveries | refused | right, not called exact |",
         "|---|" + "---:|" * 11,
     ]
-    groups = {name: [r for r in rows if r.settings["family"] == name] for name in FAMILIES}
-    for name, group in [*groups.items(), ("all", rows)]:
+    # Who forges an update so that every condition of the layer holds, deceives the layer: only a
+    # replay is asked to notice. How often the layer alone did not is the last line.
+    forged = [r for r in rows if (r.settings["family"], r.settings["with"]) == FORGED]
+    asked = [r for r in rows if r not in forged]
+    groups = {name: [r for r in asked if r.settings["family"] == name] for name in FAMILIES}
+    last = ("adversarial, without the model", forged)
+    for name, group in [*groups.items(), ("all", asked), last]:
         if not group:
             continue
         outcomes = [r.outcome for r in group]

@@ -12,7 +12,7 @@ from spear.factors import UNDECIDED, Factors, Side
 from spear.selection import Selection
 
 # "Exact" is an error below 1e-3 of the data's range (60 dB); the predicted error must be five times
-# smaller, since the prediction is a standard deviation, and of the data's amplitude, half its range.
+# smaller, since the prediction is a standard deviation: real errors were up to three times it.
 EXACT = 2e-4
 # Rows in which a wrong direction is zero and a sample is not: each shows that the direction holds
 # nothing of the sample. Three, so that no single misread zero decides.
@@ -20,6 +20,7 @@ _EXCLUDING_ROWS = 3
 _GAP = 100.0  # fall of the next layer's spectrum behind the last sample
 _OUTSIDE = 1e-3  # share of an activation outside the next layer's span that no rounding explains
 _LEVERAGE = 1e-3  # a zero row whose leverage is within this of one was solved for
+_SPARE_ROWS = 10  # that tell the noise of a bias gradient
 # What chance may achieve before a pattern proves something.
 _LUCK = 1e-9
 
@@ -38,13 +39,23 @@ def predicted_error(factors: Factors, selection: Selection) -> Tensor:
     """Standard deviation of the error of an input, per sample, from the update's noise.
 
     X = D^+ dL/dW carries noise * |row of D^+|, once directly and once through the directions,
-    whose own error mixes the samples.
+    whose own error mixes the samples. And D^+ dL/db = 1 gives the scale, with the noise of dL/db.
     """
     rows = (selection.C / factors.singular_values).norm(dim=1)  # |row of D^+|, D^+ = C S^-1 U^T
     mixing = (selection.Q.norm(dim=0) * selection.C.norm(dim=1)).square().sum()
     per_input = float(mixing) / factors.view.inputs
-    error: Tensor = factors.noise * rows * (1 + per_input) ** 0.5  # (b,)
+    size = selection.C.norm(dim=1) / math.sqrt(factors.view.inputs)
+    in_scale = size * _bias_noise(factors)  # (b,)
+    error: Tensor = rows * (factors.noise**2 * (1 + per_input) + in_scale.square()).sqrt()
     return error
+
+
+def _bias_noise(factors: Factors) -> float:
+    """Standard deviation of the noise in an entry of dL/db: what of it lies outside the span of L."""
+    spare = int(factors.live_rows.sum()) - factors.b
+    if spare < _SPARE_ROWS:
+        return factors.noise
+    return float(_bias_outside(factors).norm()) / math.sqrt(spare)
 
 
 def precise_enough(factors: Factors, selection: Selection, error: Tensor) -> Tensor:
@@ -54,9 +65,9 @@ def precise_enough(factors: Factors, selection: Selection, error: Tensor) -> Ten
     if bool(precise.all()):
         return precise
     X = factors.combine(selection.C / factors.singular_values)  # (b, n)
-    amplitudes = (X.amax(1) - X.amin(1)) / 2
+    spans = X.amax(1) - X.amin(1)
     # The data's range is that of most samples: one that is wrong may have any.
-    precise |= error <= EXACT * amplitudes.median()
+    precise |= error <= EXACT * spans.median()
     return precise
 
 
@@ -113,11 +124,16 @@ def _chance(selection: Selection) -> float:
 
 def _bias_in_span(factors: Factors) -> bool:
     """dL/db = dL/dZ 1 lies in the span of L, up to the noise of its own entries."""
-    g = factors.view.bias_grad.to(factors.left)
-    rest = g - factors.left @ (factors.left.T @ g)
+    g, rest = factors.view.bias_grad.to(factors.left), _bias_outside(factors)
     eps = torch.finfo(factors.view.bias_grad.dtype).eps
     rounding = UNDECIDED * eps * float(g.norm())
     return float(rest.norm()) <= rounding + factors.zero * math.sqrt(len(g))
+
+
+def _bias_outside(factors: Factors) -> Tensor:
+    """The part of dL/db (m,) that is no combination of the columns of L."""
+    g = factors.view.bias_grad.to(factors.left)
+    return g - factors.left @ (factors.left.T @ g)
 
 
 def _clipped_apart(factors: Factors, selection: Selection) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -342,7 +343,8 @@ class Replay:
 
     def _unexplained(self, parameter: Tensor, size: float) -> float:
         """What noise, and the rounding of weights that were subtracted, add to a gradient's error."""
-        noise = min(_NOISE * self.factors.noise * parameter.numel() ** 0.5, _NOISE_LIMIT * size)
+        noise = _NOISE * self.factors.noise * math.sqrt(parameter.numel())
+        noise = min(noise, _NOISE_LIMIT * size)
         training = self.factors.view.training
         if training is None:
             return noise
