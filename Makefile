@@ -30,12 +30,12 @@ lock: $(VENV)/installed-dev
 	$(BIN)/python tools/lock.py
 
 # Hash-checked where the locks fit (Linux x86_64, Python 3.11), pinned versions elsewhere: tools/install.py.
-$(VENV)/installed: pyproject.toml constraints.txt requirements/run.lock tools/install.py
+$(VENV)/installed: pyproject.toml constraints.txt requirements/run.lock requirements/torch-cpu.lock tools/install.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python tools/install.py run
 	touch $@
 
-$(VENV)/installed-dev: pyproject.toml constraints.txt requirements/dev.lock tools/install.py
+$(VENV)/installed-dev: pyproject.toml constraints.txt requirements/dev.lock requirements/torch-cpu.lock tools/install.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python tools/install.py dev
 	touch $@ $(VENV)/installed

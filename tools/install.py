@@ -1,19 +1,20 @@
 """Installs the project into the environment that runs this: `python tools/install.py run`, or `dev`.
 
 On Linux x86_64 with Python 3.11 every file is checked against the hashes in `requirements/`, and a file that
-differs ends the install. The locks are for that platform: elsewhere constraints.txt pins the same versions,
-without hashes, and this says so.
+differs ends the install. The locks are for that platform: elsewhere constraints.txt pins the same
+versions, without hashes, and this says so.
 """
 
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LOCKS = ROOT / "requirements"
 EXTRAS = {"run": "cli,plots", "dev": "dev"}
 FITS = ("Linux", "x86_64", (3, 11), "CPython")
 
@@ -32,12 +33,23 @@ def fits() -> bool:
     return (*here, platform.python_implementation()) == FITS
 
 
+def torch_lock() -> str:
+    """The lock of the build of PyTorch that is to be had: the small CPU build where pip finds it."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "torch"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"pip does not find any PyTorch:\n{done.stderr}")
+    pinned = re.search(
+        r"^torch==(\S+)", (LOCKS / "torch-cpu.lock").read_text("utf-8"), re.MULTILINE
+    )
+    assert pinned is not None
+    return "torch-cpu" if pinned[1] in re.split(r"[\s,]+", done.stdout) else "torch-cuda"
+
+
 def locked(lock: str) -> None:
-    """The dependencies, nothing but what the lock names and only if its hash is right; then the project."""
-    hashed = ("--require-hashes", "--no-deps", "-r")  # a lock is complete: nothing is looked up
-    pip(*hashed, f"requirements/{lock}.lock")
-    if any("nvidia" in needed for needed in metadata.requires("torch") or ()):
-        pip(*hashed, "requirements/cuda.lock")  # the public build of PyTorch for Linux brings CUDA
+    """The dependencies, nothing but what the locks name and only if its hash is right; then the project."""
+    files = [f"--requirement={LOCKS / name}.lock" for name in (lock, torch_lock())]
+    pip("--require-hashes", "--no-deps", *files)  # a lock is complete: nothing is looked up
     pip("--no-index", "--no-deps", "--no-build-isolation", "-e", ".")
 
 
