@@ -1,6 +1,6 @@
 """Installs the project into the environment that runs this: `python tools/install.py run`, or `dev`.
 
-On Linux x86_64 with Python 3.11 every file is checked against the hashes in `requirements/`, and a file that
+On Linux x86_64 with Python 3.11 every file is checked against the hashes in `requirements/`, and one that
 differs ends the install. The locks are for that platform: elsewhere constraints.txt pins the same
 versions, without hashes, and this says so.
 """
@@ -47,7 +47,7 @@ def torch_lock() -> str:
 
 
 def locked(lock: str) -> None:
-    """The dependencies, nothing but what the locks name and only if its hash is right; then the project."""
+    """The dependencies, only those that the locks name and whose hash is right; then the project."""
     files = [f"--requirement={LOCKS / name}.lock" for name in (lock, torch_lock())]
     pip("--require-hashes", "--no-deps", *files)  # a lock is complete: nothing is looked up
     pip("--no-index", "--no-deps", "--no-build-isolation", "-e", ".")
