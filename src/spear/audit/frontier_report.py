@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import statistics
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from spear.audit.frontier import NAMES, Row, Setting
 from spear.errors import DataError, MissingExtra
 from spear.metrics import Rate
+from spear.report.files import write_private
 
 STAGES = ["factorise", "seek", "settle", "round", "vouch", "read", "sample", "select", "certify"]
 # Where the paper reports 99 % and more exact batches, on a GPU: (m, b).
@@ -168,4 +170,6 @@ def plot(rows: list[Row], path: Path) -> None:
     for axes in (frontier, clock):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=160)
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:] or "png", dpi=160)
+    write_private(path, content.getvalue())
