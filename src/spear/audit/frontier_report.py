@@ -123,15 +123,17 @@ def _db(value: float | None) -> str:
 
 
 def load(path: Path) -> list[Row]:
-    """Rows as `spear bench` wrote them, a line each."""
+    """Rows as `spear bench` wrote them, a line each; a last line that was cut off is none."""
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    *lines, torn = path.read_bytes().split(b"\n")
+    for number, line in enumerate([*lines, torn], 1):
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{path}, line {number}: expected a row of JSON ({error.msg})"
-            ) from error
+        except ValueError as error:  # no JSON, or no text
+            if number > len(lines):
+                break
+            words = getattr(error, "msg", error)
+            raise DataError(f"{path}, line {number}: expected a row of JSON ({words})") from error
     return rows
 
 
