@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import fx, nn
 
+from spear.tracing import traced
+
 Relu = Literal["after", "before", "both"]
 
 _RELU_CALLS = {"relu", "relu_", torch.relu, torch.relu_, nn.functional.relu, nn.functional.relu_}
@@ -177,11 +179,11 @@ def trace(model: nn.Module) -> fx.GraphModule | str:
     """The traced model, or one line on why it cannot be traced."""
     training = model.training
     try:
-        traced = fx.symbolic_trace(model)
+        graph = traced(model)
     except Exception as error:  # the user's forward may raise anything when fed with proxies
         return f"the model's forward cannot be traced ({type(error).__name__}: {str(error)[:80]})"
-    traced.training = training
-    return traced
+    graph.training = training
+    return graph
 
 
 def _report(name: str, uses: list[fx.Node], modules: dict[str, nn.Module]) -> LayerReport:
