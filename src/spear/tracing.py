@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import linecache
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from torch import fx, nn
+from torch.fx import graph_module
 
 _one_at_a_time = threading.Lock()
 
 
-def traced(model: nn.Module) -> fx.GraphModule:
+class Traced(fx.GraphModule):
+    """A module made of a graph, which takes all its memory with it.
+
+    Torch keeps the source of every such module, for tracebacks, as long as the process lives: that
+    adds up where thousands of models are traced.
+    """
+
+    def recompile(self) -> Any:
+        code = super().recompile()
+        source = type(self).forward.__code__.co_filename
+        linecache.cache.pop(source, None)
+        loader = getattr(graph_module, "_loader", None)
+        getattr(loader, "eval_cache", {}).pop(source, None)
+        return code
+
+
+def traced(model: nn.Module) -> Traced:
     """The model's graph; raises whatever its forward raises when it is fed with proxies."""
     with _one_at_a_time:
         tracer = _Tracer()
         graph = tracer.trace(model)
-    return fx.GraphModule(tracer.root, graph, type(model).__name__)
+    return Traced(tracer.root, graph, type(model).__name__)
 
 
 class _Tracer(fx.Tracer):
