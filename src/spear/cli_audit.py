@@ -254,7 +254,7 @@ def _run(
                 continue
             remaining = Remaining(part.open, RowFile(out, part.name).rows().values())
             with watched(part, remaining, quiet) as watch:
-                for row in flow.run(planned, part.open, out, engine, watch.step):
+                for row in flow.run(planned, part.open, out, engine, watch.step, again=again):
                     remaining.done(row)
                     watch.row(row)
     except KeyboardInterrupt:
