@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,8 @@ class Batch:
     setting: Setting
     seed: int
     images: ImageData
-    inputs: Tensor
-    labels: Tensor
+    inputs: Tensor = field(repr=False)
+    labels: Tensor = field(repr=False)
     model: nn.Module
     view: LayerUpdate
 

@@ -67,9 +67,9 @@ class Look:
 class Truth:
     """What the client really held, where an audit knows it."""
 
-    names: tuple[str, ...]  # (b,)
-    inputs: Tensor | None  # (b, n); None in a redacted report
-    labels: Tensor | None  # (b,) int64
+    names: tuple[str, ...] = field(repr=False)  # (b,)
+    inputs: Tensor | None = field(repr=False)  # (b, n); None in a redacted report
+    labels: Tensor | None = field(repr=False)  # (b,) int64
     index: tuple[int, ...]  # (k,) which of them each recovered sample is, -1 for none of them
     psnr: tuple[float, ...]  # (k,) dB, NaN for none of them
 
