@@ -1,6 +1,6 @@
 """Installs the project into the environment that runs this: `python tools/install.py run`, or `dev`.
 
-On Linux x86_64 with Python 3.11 every file is checked against the hashes in `requirements/`, and one that
+On Linux x86_64 with Python 3.11 every file is checked against the hashes in `requirements/`; one that
 differs ends the install. The locks are for that platform: elsewhere constraints.txt pins the same
 versions, without hashes, and this says so.
 """

@@ -3,8 +3,8 @@
     python tools/lock.py          # run.lock (for `make demo`), dev.lock (`make test`), torch-cpu.lock
     python tools/lock.py --cuda   # torch-cuda.lock too: pip may fetch 2 GB of wheels for their metadata
 
-Run it on Linux x86_64 with Python 3.11, where pip finds a CPU build of PyTorch. The locks hold the wheels
-that pip could install there, from every index and folder that it is configured with.
+Run it on Linux x86_64 with Python 3.11, where pip finds a CPU build of PyTorch. The locks hold the
+wheels that pip could install there, from every index and folder that it is configured with.
 """
 
 from __future__ import annotations

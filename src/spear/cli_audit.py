@@ -218,6 +218,8 @@ def audit(
         writable(path)
     console = Console(highlight=False, stderr=str(json) == "-")
     planned.check()
+    if redact and not only_draw and evidence.forget_examples(out):
+        console.print("--redact: recovered samples that an earlier run kept here are removed")
     if not only_draw:
         silent = quiet or console.stderr  # its progress goes where the JSON goes
         _run(planned, out, flow.local(workers, subject), console, quiet=silent, again=again)

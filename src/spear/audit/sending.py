@@ -23,7 +23,9 @@ class Sent:
     """What the server gets: the mean over the clients, of gradients or of weights."""
 
     setting: Setting
-    update: dict[str, Tensor] = field(repr=False)  # gradients (FedSGD), or the differences of weights (FedAvg)
+    update: dict[str, Tensor] = field(
+        repr=False
+    )  # gradients (FedSGD), or the differences of weights (FedAvg)
     buffers: dict[str, Tensor] = field(repr=False)  # of the first client, after training
 
     def after(self, model: nn.Module) -> dict[str, Tensor]:

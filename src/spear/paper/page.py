@@ -11,7 +11,7 @@ from spear.paper import catalogue, plots
 from spear.paper.drawing import Drawing
 from spear.paper.experiment import Experiment
 from spear.paper.reproduce import rows_for
-from spear.report.files import write_private
+from spear.report.files import make_private, write_private
 from spear.trials import Row, RowFile
 
 _INTRO = """# Results
@@ -47,7 +47,7 @@ def _drawn(name: str, results: Path, out: Path) -> tuple[Drawing, str]:
     """Plots and pictures into the folder; and the drawing, and all of it as Markdown."""
     experiment, rows = catalogue.load(name), rows_for(name, results)
     drawing = experiment.draw(rows)
-    out.mkdir(parents=True, exist_ok=True)
+    make_private(out)
     shown = [*_plots(name, drawing, out), *_pictures(name, drawing, results, out)]
     parts = [
         f"## {experiment.place}: {experiment.title}",

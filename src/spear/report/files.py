@@ -11,6 +11,19 @@ from pathlib import Path
 _UNFINISHED = ".spear-partial"
 
 
+def keep_private() -> None:
+    """Whatever this process and its children write from now on is their owner's, libraries' files too.
+
+    A crash leaves no image of the memory: that holds what was recovered.
+    """
+    os.umask(0o077)
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+
+
 def write_private(path: Path, content: bytes) -> None:
     """Write a file at once: a reader sees the old one or the new one, never half of it.
 
@@ -20,9 +33,17 @@ def write_private(path: Path, content: bytes) -> None:
     if path.exists() and not (path.is_file() or path.is_dir()):
         path.write_bytes(content)  # to a pipe or a device, in whose place no file belongs
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     remove_unfinished(path.parent)
     replace_private(path, content)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder and those above it that are missing, for their owner only; others stay as they are."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # a file in its place, or a link to nowhere, is an error
 
 
 def replace_private(path: Path, content: bytes) -> None:

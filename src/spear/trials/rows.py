@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from spear.errors import DataError, MissingExtra
-from spear.report.files import remove_unfinished, replace_private
+from spear.report.files import make_private, remove_unfinished, replace_private
 from spear.trials.trial import Row
 
 
@@ -59,7 +60,7 @@ class RowFile:
         """One line, at once: either all of it is there afterwards or nothing."""
         for name, image in pictures.items():
             if not self.picture(name).exists():  # named for its content
-                self.picture(name).parent.mkdir(parents=True, exist_ok=True)
+                make_private(self.picture(name).parent)
                 replace_private(self.picture(name), image)
         append_line(self.path, row.line())
 
@@ -73,6 +74,7 @@ def append_line(path: Path, line: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)  # Windows
     handle = os.open(path, flags, 0o600)
     try:
+        _for_owner_only(handle)
         size = os.fstat(handle).st_size
         try:
             written = os.write(handle, whole)
@@ -86,6 +88,13 @@ def append_line(path: Path, line: str) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def _for_owner_only(handle: int) -> None:
+    """A file that was there, and open to others, is so no longer; if it is another's, that is his choice."""
+    if sys.platform != "win32" and os.fstat(handle).st_mode & 0o077:
+        with suppress(PermissionError):
+            os.fchmod(handle, 0o600)
 
 
 def mend_last_line(path: Path, read: Callable[[bytes], object]) -> None:
@@ -112,7 +121,7 @@ def alone(path: Path) -> Iterator[None]:
         from filelock import FileLock, Timeout
     except ImportError as error:
         raise MissingExtra("filelock", "cli") from error
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     lock = FileLock(path.with_suffix(".lock"), timeout=0, mode=0o600)
     try:
         lock.acquire()
