@@ -39,7 +39,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder and those above it that are missing, for their owner only; others stay as they are."""
+    """Make a folder, and those above it that are missing, for their owner only."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     for one in reversed(missing):
         one.mkdir(mode=0o700, exist_ok=True)

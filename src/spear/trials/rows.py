@@ -91,7 +91,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def _for_owner_only(handle: int) -> None:
-    """A file that was there, and open to others, is so no longer; if it is another's, that is his choice."""
+    """A file that was there, and open to others, is so no longer, unless it is somebody else's."""
     if sys.platform != "win32" and os.fstat(handle).st_mode & 0o077:
         with suppress(PermissionError):
             os.fchmod(handle, 0o600)
