@@ -84,9 +84,10 @@ def secluded() -> Iterator[str]:
 
     short = tempfile.gettempdir() if len(tempfile.gettempdir()) < _SHORT else "/tmp"  # noqa: S108
     with ExitStack() as stack:
-        folder = stack.enter_context(
+        ours = stack.enter_context(
             tempfile.TemporaryDirectory("", "ray-", short, ignore_cleanup_errors=True)
         )
+        folder = os.path.join(ours, "r")  # which Ray opens to all: the one around it is closed
         stack.enter_context(_replaced(ray_constants, "ENABLE_RAY_CLUSTER", False))
         stack.enter_context(_replaced(node.Node, "start_api_server", not_started))
         for name, value in (("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"), ("RAY_TMPDIR", folder)):
