@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,12 +41,13 @@ if "sitecustomize" not in sys.modules or not hasattr(sys.modules["sitecustomize"
 
 
 @pytest.fixture(autouse=True)
-def _stays_on_this_machine():
+def _stays_on_this_machine() -> Iterator[None]:
     yield
     told = _LOG.read_text(encoding="utf-8")
     _LOG.write_text("")
     assert not told, f"a connection to another machine, or a port that others reach:\n{told}"
 
 
-def pytest_unconfigure():
+def pytest_unconfigure() -> None:
+    """The log goes with the session."""
     _LOG.unlink(missing_ok=True)

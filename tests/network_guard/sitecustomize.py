@@ -33,7 +33,7 @@ def asked_for(event, arguments):
         internet = arguments[0].family in (socket.AF_INET, socket.AF_INET6)
         if not internet or not isinstance(address, tuple):
             return None
-        return address[0] or "0.0.0.0"  # noqa: S104  # "" binds to all of them
+        return address[0] or "0.0.0.0"  # "" binds to all of them
     return arguments[0] if event in _NAMED else None
 
 
