@@ -7,7 +7,7 @@ else
 BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test lint docs bench lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/spear demo
@@ -26,14 +26,18 @@ docs: $(VENV)/installed-dev
 bench: $(VENV)/installed
 	$(BIN)/spear bench --batches 5 --compare 1 --out frontier.jsonl
 
-$(VENV)/installed: pyproject.toml constraints.txt
+lock: $(VENV)/installed-dev
+	$(BIN)/python tools/lock.py
+
+# Hash-checked where the locks fit (Linux x86_64, Python 3.11), pinned versions elsewhere: tools/install.py.
+$(VENV)/installed: pyproject.toml constraints.txt requirements/run.lock requirements/torch-cpu.lock tools/install.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[cli,plots]'
+	$(BIN)/python tools/install.py run
 	touch $@
 
-$(VENV)/installed-dev: pyproject.toml constraints.txt
+$(VENV)/installed-dev: pyproject.toml constraints.txt requirements/dev.lock requirements/torch-cpu.lock tools/install.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python tools/install.py dev
 	touch $@ $(VENV)/installed
 
 clean:

@@ -1,6 +1,11 @@
-"""For tests and doctests alike: the same random numbers each time, and only what is installed."""
+"""For tests and doctests alike: same random numbers, only what is installed, no network."""
 
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,3 +24,30 @@ if find_spec("ray") is None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)  # weights and inputs drawn without a generator of their own
+
+
+# Whoever connects to another machine fails, here and in every Python process that a test starts.
+_GUARD = Path(__file__).parent / "tests" / "network_guard"
+_LOG = Path(tempfile.mkstemp(prefix="spear-network-")[1])
+os.environ["SPEAR_NETWORK_LOG"] = str(_LOG)
+_PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+if str(_GUARD) not in _PATHS:  # a worker of pytest-xdist inherits them
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_GUARD), *filter(None, _PATHS)])
+if "sitecustomize" not in sys.modules or not hasattr(sys.modules["sitecustomize"], "guard"):
+    sys.path.insert(0, str(_GUARD))
+    sys.modules.pop("sitecustomize", None)
+    __import__("sitecustomize")
+    sys.path.remove(str(_GUARD))
+
+
+@pytest.fixture(autouse=True)
+def _stays_on_this_machine() -> Iterator[None]:
+    yield
+    told = _LOG.read_text(encoding="utf-8")
+    _LOG.write_text("")
+    assert not told, f"a connection to another machine, or a port that others reach:\n{told}"
+
+
+def pytest_unconfigure() -> None:
+    """The log goes with the session."""
+    _LOG.unlink(missing_ok=True)

@@ -3,6 +3,9 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -40,3 +43,54 @@ def tiny_source(tmp_path_factory) -> Path:
 def tiny(tiny_source, tmp_path) -> Path:
     """A small TinyImageNet of one's own, to be damaged."""
     return shutil.copytree(tiny_source, tmp_path / "tiny-imagenet-200")
+
+
+@dataclass(frozen=True)
+class Tour:
+    """What a tour through all commands left behind, in folders of its own."""
+
+    folder: Path
+    """With `home`, `tmp` and `work`, where it was run."""
+    network: list[str]
+    """Attempts to leave this machine, as Python told them."""
+    traced: Path | None
+    """What the kernel saw of its network calls; None where that cannot be had."""
+
+
+def _works(*command: str) -> bool:
+    return (
+        bool(shutil.which(command[0]))
+        and not subprocess.run([*command, "true"], capture_output=True, check=False).returncode
+    )
+
+
+@pytest.fixture(scope="session")
+def tour(tmp_path_factory) -> Tour:
+    pytest.importorskip("typer", reason="needs the cli extra")
+    folder = tmp_path_factory.mktemp("tour")
+    for name in ("home", "tmp", "work"):
+        (folder / name).mkdir()
+    traced, log = folder / "calls", folder / "log"
+    empty = ["unshare", "-rn"] if _works("unshare", "-rn") else []  # a network of nothing
+    watched = ["strace", "-f", "-qq", "-e", "trace=%network", "-o"]
+    watched = [*watched, str(traced)] if _works(*watched, "/dev/null") else []
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "MPL"))
+    }
+    environment |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
+    source = str(Path(__file__).parent.parent / "src")
+    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], source])
+    environment |= {"SPEAR_NETWORK_LOG": str(log), "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).parent / "tour.py"
+    told = subprocess.run(
+        [*empty, *watched, sys.executable, str(script)],
+        cwd=folder / "work",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert told.returncode == 0, told.stdout[-2000:] + told.stderr[-4000:]
+    attempts = log.read_text().splitlines() if log.exists() else []
+    return Tour(folder, attempts, traced if watched else None)

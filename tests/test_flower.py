@@ -810,6 +810,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam
 from flwr.simulation import run_simulation
 from spear.integrations.flower import Audited, what_leaves
+from spear.integrations.ray_session import secluded
 from flower_federation import client_app, net
 
 noise = LocalDpMod(clipping_norm=1.0, sensitivity=1e-3, epsilon=2.0, delta=1e-5)
@@ -830,7 +831,8 @@ def main(grid, context):
     )
 
 if __name__ == "__main__":
-    run_simulation(app, clients, num_supernodes=2)
+    with secluded():  # tests stay on this machine
+        run_simulation(app, clients, num_supernodes=2)
 """
 
 

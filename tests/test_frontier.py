@@ -77,6 +77,8 @@ def test_tables_and_plot_are_drawn(rows, tmp_path):
 def test_broken_rows_are_named(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"data": "mnist"}\n{"da')
+    assert frontier_report.load(path) == [{"data": "mnist"}]  # cut off by a kill: not a row
+    path.write_text('{"data": "mnist"}\n{"da\n')
     with pytest.raises(DataError, match="line 2"):
         frontier_report.load(path)
 

@@ -1,10 +1,12 @@
 """Real Ray: a cluster of two raylets on this machine, workers and a machine killed in the middle."""
 
 import gc
+import ipaddress
 import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -58,6 +60,9 @@ class Cluster:
         (folder / "experiments" / "tiny.py").write_text(TINY)
         paths = os.pathsep.join([str(folder / "src"), str(HERE)])
         self.environment = {**os.environ, "PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0"}
+        # Even so it asks clouds where it is and reports that it does not report: to a closed port.
+        self.environment |= dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+        self.environment |= {"no_proxy": "", "NO_PROXY": ""}
 
     def start(self, name: str, *options: str) -> None:
         command = [
@@ -99,6 +104,18 @@ class Cluster:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
+
+
+def reached(processes):
+    """The addresses at which processes listen, and those that they are connected to."""
+    import psutil
+
+    found = set()
+    for pid in processes:
+        with suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(pid).net_connections("inet"):
+                found |= {end.ip.removeprefix("::ffff:") for end in (one.laddr, one.raddr) if end}
+    return found
 
 
 def descendants(pid):
@@ -204,9 +221,21 @@ def test_without_an_address_one_is_started_here_and_stopped(cluster, tmp_path, m
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     monkeypatch.setenv("PYTHONPATH", cluster.environment["PYTHONPATH"])
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
     before = set(descendants(os.getpid()))
-    rows = [row for row, _ in RayEngine(workers=1).run(grid(2), work, lambda step: None)]
+    rows, hosts, folders, modes = [], set(), set(), set()
+    for row, _ in RayEngine(workers=1).run(grid(2), work, lambda step: None):
+        rows.append(row)
+        hosts |= reached(set(descendants(os.getpid())) - before)
+        folders.add(Path(os.environ["RAY_TMPDIR"]).parent)
+        modes |= {stat.S_IMODE(folder.stat().st_mode) for folder in folders}
     assert [row.status for row in rows] == [Status.DONE] * 2
+    assert hosts, "Ray talks to itself"
+    assert all(ipaddress.ip_address(host).is_loopback for host in hosts), hosts
+    (folder,) = folders
+    assert modes == {0o700}
+    assert not folder.exists()
+    assert "RAY_TMPDIR" not in os.environ
     assert not ray.is_initialized()
     wait_for(lambda: set(descendants(os.getpid())) <= before, seconds=10)
     gc.collect()  # while the warning is ignored

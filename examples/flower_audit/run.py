@@ -15,10 +15,13 @@ from pictures.client_app import app as client_app
 from pictures.server_app import app as server_app
 from pictures.task import CLIENTS
 
+from spear.integrations.ray_session import secluded
+
 if __name__ == "__main__":
-    run_simulation(
-        server_app,
-        client_app,
-        num_supernodes=CLIENTS,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-    )
+    with secluded():  # else Ray talks to the network, and leaves its logs for all to read
+        run_simulation(
+            server_app,
+            client_app,
+            num_supernodes=CLIENTS,
+            backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        )

@@ -1,23 +1,43 @@
 """The command `spear`."""
 
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def main() -> None:
     """Run the command line, or say what to install for it. Ctrl-C ends it with code 130."""
     try:
-        try:
-            from spear.cli import run
-        except ImportError as error:
-            if error.name not in ("typer", "rich", "jinja2", "PIL", "skimage"):
-                raise
-            sys.exit(
-                f"spear: the command line needs {error.name}: pip install 'spear-fl[cli]', "
-                "or in a clone pip install -e '.[cli]'"
-            )
-        run()
+        with _orderly_end():
+            try:
+                from spear.cli import run
+            except ImportError as error:
+                if error.name not in ("typer", "rich", "jinja2", "PIL", "skimage"):
+                    raise
+                sys.exit(
+                    f"spear: the command line needs {error.name}: pip install 'spear-fl[cli]', "
+                    "or in a clone pip install -e '.[cli]'"
+                )
+            run()
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Within, whoever ends the process (kill, a closed terminal) has it clean up: as Ctrl-C does."""
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    ours = [n for n in numbers if signal.getsignal(n) is signal.SIG_DFL]  # nohup means it
+    for number in ours:
+        signal.signal(number, lambda n, _: sys.exit(128 + n))
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import spear
 from spear import cli_audit, cli_check, cli_data, cli_demo, cli_invert, cli_research
 from spear.cli_reproduce import reproduce
 from spear.errors import SpearError
+from spear.report.files import keep_private
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,6 +30,7 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):  # a console that cannot write × or σ gets a ?
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    keep_private()
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:

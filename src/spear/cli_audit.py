@@ -218,6 +218,8 @@ def audit(
         writable(path)
     console = Console(highlight=False, stderr=str(json) == "-")
     planned.check()
+    if redact and not only_draw and evidence.forget_examples(out):
+        console.print("--redact: recovered samples that an earlier run kept here are removed")
     if not only_draw:
         silent = quiet or console.stderr  # its progress goes where the JSON goes
         _run(planned, out, flow.local(workers, subject), console, quiet=silent, again=again)
@@ -254,7 +256,7 @@ def _run(
                 continue
             remaining = Remaining(part.open, RowFile(out, part.name).rows().values())
             with watched(part, remaining, quiet) as watch:
-                for row in flow.run(planned, part.open, out, engine, watch.step):
+                for row in flow.run(planned, part.open, out, engine, watch.step, again=again):
                     remaining.done(row)
                     watch.row(row)
     except KeyboardInterrupt:

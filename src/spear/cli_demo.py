@@ -13,7 +13,7 @@ from rich.table import Table
 from spear.audit.demo import DemoRun, DemoSettings, run_demo
 from spear.cli_progress import progress
 from spear.inversion import Outcome
-from spear.report.files import write_private
+from spear.report.files import make_private, write_private
 
 console = Console(highlight=False)
 
@@ -35,7 +35,7 @@ def demo(
 ) -> None:
     """Recover real photos from one gradient, and show them beside the originals."""
     settings = DemoSettings(batch_size, width, depth, pixels, seed, finder, max_seconds)
-    out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be written to ends it here
+    make_private(out)  # a folder that cannot be written to ends it here
     if not quiet:
         console.print(
             f"A client computes one gradient on [b]{batch_size}[/b] private photos "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +16,9 @@ from rich.table import Table
 
 from spear import theory as lemmas
 from spear.audit import frontier, frontier_report
+from spear.audit.frontier import Row
 from spear.errors import InvalidOption
+from spear.trials.rows import alone, append_line, mend_last_line
 
 console = Console(highlight=False)
 
@@ -37,6 +41,9 @@ def bench(
     out: Annotated[Path, typer.Option(help="Where rows are appended.")] = Path("frontier.jsonl"),
     plot: Annotated[Path | None, typer.Option(help="Draw the frontier from OUT's rows.")] = None,
     only_draw: Annotated[bool, typer.Option("--only-draw", help="Run nothing.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure once more what this code has a row of.")
+    ] = False,
 ) -> None:
     """Measure the engine on fresh batches of real images: exact rate, time, memory, PSNR."""
     settings = [frontier.Setting.parse(row) for row in rows] if rows else frontier.BAR
@@ -45,21 +52,39 @@ def bench(
     if not only_draw:
         if data is None:
             raise InvalidOption("expected --data or SPEAR_DATA, the folder with the datasets")
-        with out.open("a", encoding="utf-8") as file:
-            for row in frontier.run(
-                settings, data, batches=batches, seed=seed, compare=compare, max_seconds=max_seconds
-            ):
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-                console.print(
-                    f"{row['data']} {row['b']}x{row['m']}{' raw' if row['raw'] else ''} "
-                    f"seed {row['seed']} {row['finder']}: {row['outcome']}, {row['seconds']:.2f} s"
-                )
+        measure = partial(
+            frontier.run,
+            settings,
+            data,
+            batches=batches,
+            seed=seed,
+            compare=compare,
+            max_seconds=max_seconds,
+        )
+        _run(out, again, lambda there: measure(there=there))
     measured = frontier_report.load(out)
     console.print(escape(frontier_report.table(measured)), soft_wrap=True)
     console.print(escape(frontier_report.stages(measured)), soft_wrap=True)
     if plot is not None:
         frontier_report.plot(measured, plot)
+
+
+def _run(out: Path, again: bool, measured: Callable[[list[Row]], Iterator[Row]]) -> None:
+    """Append the rows that are missing, each on disk before it is told of."""
+    with alone(out):
+        mend_last_line(out, json.loads)
+        there = frontier_report.load(out) if out.exists() and not again else []
+        try:
+            for row in measured(there):
+                append_line(out, json.dumps(row))
+                console.print(
+                    f"{row['data']} {row['b']}x{row['m']}{' raw' if row['raw'] else ''} "
+                    f"seed {row['seed']} {row['finder']}: {row['outcome']}, {row['seconds']:.2f} s"
+                )
+        except KeyboardInterrupt:
+            words = f"stopped; what was done is in {out}: the same command goes on from there"
+            console.print(escape(words), soft_wrap=True)
+            raise typer.Exit(130) from None
 
 
 def theory(

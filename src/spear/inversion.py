@@ -71,7 +71,7 @@ class Inversion:
     """Why it ended so, and what to try."""
     match: float | None
     """The paper's sparsity matching coefficient lambda; None if no b directions were found."""
-    labels: Tensor | None
+    labels: Tensor | None = field(repr=False)
     """(k,) int64 when a model was given, -1 where none matched."""
     predicted_error: Tensor | None = field(repr=False)
     """(k,) standard deviation of an input's error, from the update's noise."""

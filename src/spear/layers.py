@@ -13,6 +13,9 @@ from typing import Literal
 import torch
 from torch import fx, nn
 
+from spear.tracing import Traced
+from spear.tracing import traced as graph_of
+
 Relu = Literal["after", "before", "both"]
 
 _RELU_CALLS = {"relu", "relu_", torch.relu, torch.relu_, nn.functional.relu, nn.functional.relu_}
@@ -104,7 +107,7 @@ def network_after(model: nn.Module, layer: str) -> nn.Module | str:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
     if not any(n.op == "placeholder" and n.users for n in graph.nodes):
         return f"layer {layer!r} does not reach the model's output"
-    behind = fx.GraphModule(traced, graph)
+    behind = Traced(traced, graph)
     behind.graph.eliminate_dead_code()
     behind.recompile()
     return behind
@@ -129,7 +132,7 @@ def network_before(model: nn.Module, layer: str) -> nn.Module | str:
     for node in nodes[: nodes.index(uses[0])]:
         copies[node] = graph.node_copy(node, lambda n: copies[n])
     graph.output(copies[uses[0].all_input_nodes[0]])
-    before = fx.GraphModule(traced, graph)
+    before = Traced(traced, graph)
     before.graph.eliminate_dead_code()
     before.delete_all_unused_submodules()
     before.recompile()
@@ -177,11 +180,11 @@ def trace(model: nn.Module) -> fx.GraphModule | str:
     """The traced model, or one line on why it cannot be traced."""
     training = model.training
     try:
-        traced = fx.symbolic_trace(model)
+        graph = graph_of(model)
     except Exception as error:  # the user's forward may raise anything when fed with proxies
         return f"the model's forward cannot be traced ({type(error).__name__}: {str(error)[:80]})"
-    traced.training = training
-    return traced
+    graph.training = training
+    return graph
 
 
 def _report(name: str, uses: list[fx.Node], modules: dict[str, nn.Module]) -> LayerReport:

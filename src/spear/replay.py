@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from spear.broadcasting import NoBroadcasting
 from spear.factors import UNDECIDED, Factors
 from spear.layers import network_after
 from spear.selection import Selection
@@ -116,10 +116,8 @@ class Replay:
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.random.fork_rng(devices=[]),
-            warnings.catch_warnings(),
+            NoBroadcasting(),
         ):
-            # What only warns of a target of another shape would replay something else.
-            warnings.filterwarnings("error", message="Using a target size")
             try:
                 replay = Replay.prepare(factors, selection, model, loss, relative_error)
                 return replay if isinstance(replay, str) else use(replay)

@@ -37,10 +37,10 @@ class LayerUpdate:
     (6, 8)
     """
 
-    weight: Tensor
-    bias: Tensor
-    weight_grad: Tensor
-    bias_grad: Tensor
+    weight: Tensor = field(repr=False)
+    bias: Tensor = field(repr=False)
+    weight_grad: Tensor = field(repr=False)  # what is private is in no log
+    bias_grad: Tensor = field(repr=False)
     relu: Relu = "after"
     layer: str | None = None
     """The layer's name in the model, when `observe` chose it."""

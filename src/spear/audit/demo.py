@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -55,11 +55,11 @@ class DemoRun:
     """One run: what was private, what came back, and how well."""
 
     settings: DemoSettings
-    names: list[str]  # (b,) the photo of each original
-    originals: Tensor  # (b, 3, p, p) in [0, 1]
-    labels: Tensor  # (b,)
+    names: list[str] = field(repr=False)  # (b,) the photo of each original
+    originals: Tensor = field(repr=False)  # (b, 3, p, p) in [0, 1]
+    labels: Tensor = field(repr=False)  # (b,)
     result: Inversion
-    recovered: Tensor  # (k, 3, p, p) in [0, 1], float64, not clipped
+    recovered: Tensor = field(repr=False)  # (k, 3, p, p) in [0, 1], float64, not clipped
     score: Score
     seconds: float
     view: LayerUpdate

@@ -69,6 +69,13 @@ def keep_examples(out: Path, findings: Sequence[Finding]) -> None:
     Report.new("audit", "examples", "", findings).save(out / _EXAMPLES)
 
 
+def forget_examples(out: Path) -> bool:
+    """Remove those of an earlier run, if it kept any: they are clients' data."""
+    there = (out / _EXAMPLES).is_file()
+    (out / _EXAMPLES).unlink(missing_ok=True)
+    return there
+
+
 def kept_examples(out: Path) -> tuple[Finding, ...]:
     """Those of an earlier run; none if it kept none."""
     path = out / _EXAMPLES

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from spear.factors import factorise
 from spear.federated import fedsgd, mlp
 from spear.inversion import Inversion, invert
 from spear.metrics import EXACT_DB, score
+from spear.trials.interrupts import heard
 from spear.update import LayerUpdate, observe
 
 NAMES = {
@@ -94,8 +95,8 @@ class Batch:
     setting: Setting
     seed: int
     images: ImageData
-    inputs: Tensor
-    labels: Tensor
+    inputs: Tensor = field(repr=False)
+    labels: Tensor = field(repr=False)
     model: nn.Module
     view: LayerUpdate
 
@@ -165,25 +166,44 @@ def run(
     seed: int,
     compare: int = 0,
     max_seconds: float = 600,
+    there: Iterable[Row] = (),
 ) -> Iterator[Row]:
-    """Rows, one per batch and finder. The first `compare` batches go to the sampling finder as well."""
+    """Rows, one per batch and finder, but for those that this very code has put `there` before.
+
+    The first `compare` batches go to the sampling finder as well.
+    """
     common = {
+        "max_seconds": max_seconds,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "spear": spear.__version__,
         "commit": _commit(),
     }
+    done = {_begun(row) for row in there if "max_seconds" in row}
     for setting in settings:
+        planned = [
+            {**asdict(setting), "seed": s, "finder": finder, **common}
+            for s in range(seed, seed + batches)
+            for finder in (["cascade", "sampling"] if s - seed < compare else ["cascade"])
+        ]
+        left = [row for row in planned if _begun(row) not in done]
+        if not left:
+            continue
         images = getattr(data, setting.data)(root)
-        for s in range(seed, seed + batches):
-            batch = Batch.draw(setting, s, images)
-            for finder in ["cascade", "sampling"] if s - seed < compare else ["cascade"]:
-                row = {**asdict(setting), "seed": s, "finder": finder, **common}
-                row.update(trial(batch, finder, max_seconds))
-                if finder == "cascade":
-                    row["oracle"] = batch.oracle() if s - seed < max(compare, 10) else None
-                yield row
+        for row in left:
+            batch = Batch.draw(setting, row["seed"], images)
+            with heard():  # a batch that was cut short is no row
+                row.update(trial(batch, row["finder"], max_seconds))
+            if row["finder"] == "cascade":
+                row["oracle"] = batch.oracle() if row["seed"] - seed < max(compare, 10) else None
+            yield row
+
+
+def _begun(row: Row) -> tuple[object, ...]:
+    """What a row says before anything is measured: the batch, the finder, and the code."""
+    names = ("data", "b", "m", "raw", "seed", "finder", "max_seconds", "threads", "torch")
+    return tuple(row.get(name) for name in (*names, "python", "spear", "commit"))
 
 
 def _commit() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import statistics
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from spear.audit.frontier import NAMES, Row, Setting
 from spear.errors import DataError, MissingExtra
 from spear.metrics import Rate
+from spear.report.files import write_private
 
 STAGES = ["factorise", "seek", "settle", "round", "vouch", "read", "sample", "select", "certify"]
 # Where the paper reports 99 % and more exact batches, on a GPU: (m, b).
@@ -121,15 +123,17 @@ def _db(value: float | None) -> str:
 
 
 def load(path: Path) -> list[Row]:
-    """Rows as `spear bench` wrote them, a line each."""
+    """Rows as `spear bench` wrote them, a line each; a last line that was cut off is none."""
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    *lines, torn = path.read_bytes().split(b"\n")
+    for number, line in enumerate([*lines, torn], 1):
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{path}, line {number}: expected a row of JSON ({error.msg})"
-            ) from error
+        except ValueError as error:  # no JSON, or no text
+            if number > len(lines):
+                break
+            words = getattr(error, "msg", error)
+            raise DataError(f"{path}, line {number}: expected a row of JSON ({words})") from error
     return rows
 
 
@@ -168,4 +172,6 @@ def plot(rows: list[Row], path: Path) -> None:
     for axes in (frontier, clock):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=160)
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:] or "png", dpi=160)
+    write_private(path, content.getvalue())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ class Attacked:
     chosen: Tensor  # (b,) which samples of the data it was
     view: LayerUpdate
     result: Inversion
-    truth: Tensor  # (b, n) the layer's true inputs
+    truth: Tensor = field(repr=False)  # (b, n) the layer's true inputs
     pairs: Assignment  # p of them
     psnr: Tensor  # (p,) dB
     recognised: Tensor  # (p,) bool

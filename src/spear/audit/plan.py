@@ -90,9 +90,20 @@ class Sweep:
         return list({trial.key: trial for trial in found}.values())
 
     def _attack(self, setting: Setting, seed: int) -> Trial:
-        own = {"subject": self._digest(setting, trained=bool(self.subject.trained_steps))}
-        limits = {"max_seconds": self.max_seconds}
-        return Trial(LEAKAGE, {**self._computed(setting), **own, **limits}, seed)
+        return Trial(LEAKAGE, self._attacked[setting], seed)
+
+    @cached_property
+    def _attacked(self) -> Mapping[Setting, Mapping[str, Any]]:
+        """What the attacks at each setting depend on beside their seed."""
+        trained, limits = bool(self.subject.trained_steps), {"max_seconds": self.max_seconds}
+        return {
+            setting: {
+                **self._computed(setting),
+                "subject": self._digest(setting, trained=trained),
+                **limits,
+            }
+            for setting in self.grid.settings
+        }
 
     def _training(self, setting: Setting, seed: int) -> Trial:
         own = {"subject": self._digest(setting, trained=True)}

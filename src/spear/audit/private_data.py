@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,10 @@ class PrivateData:
     """
 
     name: str
-    inputs: Tensor
-    labels: Tensor
+    inputs: Tensor = field(repr=False)
+    labels: Tensor = field(repr=False)
     look: Look | None = None
-    names: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.inputs.ndim < 2 or not self.inputs.is_floating_point():

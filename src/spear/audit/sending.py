@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ class Sent:
     """What the server gets: the mean over the clients, of gradients or of weights."""
 
     setting: Setting
-    update: dict[str, Tensor]  # gradients (FedSGD), or the differences of weights (FedAvg)
-    buffers: dict[str, Tensor]  # of the first client, after training
+    update: dict[str, Tensor] = field(
+        repr=False
+    )  # gradients (FedSGD), or the differences of weights (FedAvg)
+    buffers: dict[str, Tensor] = field(repr=False)  # of the first client, after training
 
     def after(self, model: nn.Module) -> dict[str, Tensor]:
         """The weights that came back (FedAvg)."""

@@ -25,20 +25,28 @@ from spear.errors import InvalidOption
 from spear.report import Report
 from spear.trials import Engine, LocalEngine, Measured, Row, RowFile, Step, Trial
 from spear.trials.inline import InlineEngine
+from spear.trials.interrupts import heard
 from spear.trials.trial import Report as Tell
 
 _BETWEEN = 0.2  # seconds between two words on how far a trial is
 
 
 def run(
-    sweep: Sweep, trials: Sequence[Trial], out: Path, engine: Engine, on_step: Tell
+    sweep: Sweep,
+    trials: Sequence[Trial],
+    out: Path,
+    engine: Engine,
+    on_step: Tell,
+    *,
+    again: bool = False,
 ) -> Iterator[Row]:
     """Run trials of one kind; each row is on disk before it is told of."""
     if not trials:
         return
     work = partial(measured, subject=sweep.subject, training=sweep.training)
     with RowFile(out, trials[0].experiment).writing() as file:
-        for row, pictures in engine.run(trials, work, on_step):
+        left = open_trials(trials, out, again=again)  # another run may have had the lock before us
+        for row, pictures in engine.run(left, work, on_step):
             file.append(row, pictures)
             yield row
 
@@ -83,12 +91,13 @@ def attacked_again(sweep: Sweep, leakage: Leakage, seed: int) -> leak_trial.Atta
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a trial, for the same bits
     try:
-        return leak_trial.attack(
-            sweep.subject,
-            resolved(leakage.setting, leakage.noise.sigma),
-            seed,
-            max_seconds=sweep.max_seconds,
-        )
+        with heard():
+            return leak_trial.attack(
+                sweep.subject,
+                resolved(leakage.setting, leakage.noise.sigma),
+                seed,
+                max_seconds=sweep.max_seconds,
+            )
     finally:
         torch.set_num_threads(threads)
 

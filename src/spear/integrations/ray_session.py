@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ray
@@ -56,10 +56,9 @@ def session(address: str | None, workers: int | None) -> Iterator[None]:
 @contextmanager
 def _own(workers: int | None) -> Iterator[None]:
     """A cluster of this machine alone; its files go with it."""
-    # Ray listens on all interfaces: nobody else has the token.
+    # Other users of this machine reach its ports, too: they do not have the token.
     ours = os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN) is _TOKEN
-    short = tempfile.gettempdir() if len(tempfile.gettempdir()) < _SHORT else "/tmp"  # noqa: S108
-    with tempfile.TemporaryDirectory("", "ray-", short, ignore_cleanup_errors=True) as folder:
+    with secluded() as folder:
         try:
             _start(folder, workers)
             yield
@@ -67,6 +66,55 @@ def _own(workers: int | None) -> Iterator[None]:
             ray.shutdown()
             if ours:
                 os.environ.pop("RAY_AUTH_TOKEN", None)
+
+
+@contextmanager
+def secluded() -> Iterator[str]:
+    """Within, a Ray that is started here talks to this machine only, and keeps its files to its owner.
+
+    Ray has no public way to say so. On Linux it takes 127.0.0.1 for the machine's own address, and
+    listens there; on macOS and Windows it does not, which a constant decides. The process of its
+    dashboard, left out or not, asks the metadata services of three clouds where it is, even with usage
+    reports switched off. And its logs and spilled objects are for all to read, in a folder that stays.
+    """
+    from ray._private import node, ray_constants
+
+    def not_started(_: object, **__: object) -> None:
+        """No dashboard."""
+
+    short = tempfile.gettempdir() if len(tempfile.gettempdir()) < _SHORT else "/tmp"  # noqa: S108
+    with ExitStack() as stack:
+        ours = stack.enter_context(
+            tempfile.TemporaryDirectory("", "ray-", short, ignore_cleanup_errors=True)
+        )
+        folder = os.path.join(ours, "r")  # which Ray opens to all: the one around it is closed
+        stack.enter_context(_replaced(ray_constants, "ENABLE_RAY_CLUSTER", False))
+        stack.enter_context(_replaced(node.Node, "start_api_server", not_started))
+        for name, value in (("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"), ("RAY_TMPDIR", folder)):
+            stack.enter_context(_environment(name, value))  # of its processes
+        yield folder
+
+
+@contextmanager
+def _replaced(place: Any, name: str, value: object) -> Iterator[None]:
+    kept = getattr(place, name)
+    setattr(place, name, value)
+    try:
+        yield
+    finally:
+        setattr(place, name, kept)
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    kept = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if kept is not None:
+            os.environ[name] = kept
 
 
 def _start(folder: str, workers: int | None) -> None:

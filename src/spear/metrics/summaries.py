@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from scipy.stats import binomtest
+from scipy.special import betaincinv
 from torch import Tensor
 
 from spear.errors import InvalidOption
@@ -73,8 +73,10 @@ class Rate:
             raise InvalidOption(f"expected 0 < confidence < 1, got {confidence}")
         if not self.trials:
             return (0.0, 1.0)
-        bounds = binomtest(self.count, self.trials).proportion_ci(confidence, method="exact")
-        return (float(bounds.low), float(bounds.high))
+        k, n, tail = self.count, self.trials, (1 - confidence) / 2
+        low = float(betaincinv(k, n - k + 1, tail)) if k else 0.0
+        high = float(betaincinv(k + 1, n - k, 1 - tail)) if k < n else 1.0
+        return (low, high)
 
     def __str__(self) -> str:
         if self.share is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,8 @@ class Batch:
     """A private batch, and the model it is computed with."""
 
     images: ImageData
-    inputs: Tensor  # (b, n)
-    labels: Tensor  # (b,)
+    inputs: Tensor = field(repr=False)  # (b, n)
+    labels: Tensor = field(repr=False)  # (b,)
     model: nn.Module
     seed: int
 

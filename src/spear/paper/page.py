@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from spear.paper import catalogue, plots
 from spear.paper.drawing import Drawing
 from spear.paper.experiment import Experiment
 from spear.paper.reproduce import rows_for
+from spear.report.files import make_private, write_private
 from spear.trials import Row, RowFile
 
 _INTRO = """# Results
@@ -29,9 +28,10 @@ a CPU."""
 def write(name: str, results: Path, out: Path) -> str:
     """An experiment's tables as Markdown and LaTeX, its plots and pictures, into a folder."""
     drawing, text = _drawn(name, results, out)
-    _replace(out / f"{name}.md", text + "\n")
+    write_private(out / f"{name}.md", f"{text}\n".encode())
     if drawing.tables:
-        _replace(out / f"{name}.tex", "\n".join(table.latex() for table in drawing.tables))
+        latex = "\n".join(table.latex() for table in drawing.tables)
+        write_private(out / f"{name}.tex", latex.encode())
     return text
 
 
@@ -40,14 +40,14 @@ def page(names: Sequence[str], results: Path, path: Path) -> None:
     folder = Path("images") / path.stem
     texts = [_drawn(name, results, path.parent / folder)[1] for name in names]
     linked = [text.replace("](", f"]({folder.as_posix()}/") for text in texts]
-    _replace(path, "\n\n".join([_INTRO, *linked]) + "\n")
+    write_private(path, ("\n\n".join([_INTRO, *linked]) + "\n").encode())
 
 
 def _drawn(name: str, results: Path, out: Path) -> tuple[Drawing, str]:
     """Plots and pictures into the folder; and the drawing, and all of it as Markdown."""
     experiment, rows = catalogue.load(name), rows_for(name, results)
     drawing = experiment.draw(rows)
-    out.mkdir(parents=True, exist_ok=True)
+    make_private(out)
     shown = [*_plots(name, drawing, out), *_pictures(name, drawing, results, out)]
     parts = [
         f"## {experiment.place}: {experiment.title}",
@@ -75,7 +75,7 @@ def _pictures(name: str, drawing: Drawing, results: Path, out: Path) -> list[tup
         stored = RowFile(results, name).picture(picture.file)
         if not stored.is_file():
             raise DataError(f"{stored} is missing: expected the picture of a row of {name}")
-        shutil.copyfile(stored, path)
+        write_private(path, stored.read_bytes())
         shown.append((path.name, picture.caption))
     return shown
 
@@ -94,9 +94,3 @@ def _origin(name: str, experiment: Experiment, rows: Sequence[Row]) -> str:
     if errors:
         lines += ["", *(f"- {count} ×: {error}" for error, count in errors.most_common(3))]
     return "\n".join(lines)
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

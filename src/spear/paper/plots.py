@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spear.errors import MissingExtra
+from spear.report.files import write_private
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +33,8 @@ _LOOK: Any = {  # matplotlib types its names one by one
     "svg.hashsalt": "spear",  # the same rows give the same file
     "svg.fonttype": "path",
 }
+_PNG: Any = {"dpi": 200, "metadata": {"Software": None}}
+_SVG: Any = {"metadata": {"Date": None, "Creator": None}}
 
 
 @contextmanager
@@ -54,8 +58,10 @@ def figure(width: float = 3.4, height: float = 2.4) -> Figure:
 def save(drawn: Figure, path: Path) -> list[Path]:
     """As PNG and as SVG."""
     files = [path.with_suffix(".png"), path.with_suffix(".svg")]
-    drawn.savefig(files[0], dpi=200, metadata={"Software": None})
-    drawn.savefig(files[1], metadata={"Date": None, "Creator": None})
+    for file, options in zip(files, (_PNG, _SVG), strict=True):
+        content = io.BytesIO()
+        drawn.savefig(content, format=file.suffix[1:], **options)
+        write_private(file, content.getvalue())
     return files
 
 

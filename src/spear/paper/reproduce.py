@@ -61,10 +61,14 @@ def plan(name: str, options: Options) -> Part:
         if options.data is None:
             raise InvalidOption("expected --data or SPEAR_DATA, the folder with the datasets")
         trials, absent = runnable(trials, experiment.needs, options.data)
-    done = RowFile(options.results, name).rows()
-    bad = {key for key, row in done.items() if options.again and row.cut_short}
-    left = [trial for trial in trials if trial.key not in done or trial.key in bad]
+    left = _left(trials, RowFile(options.results, name), again=options.again)
     return Part(name, trials, left, absent)
+
+
+def _left(trials: Sequence[Trial], file: RowFile, *, again: bool) -> list[Trial]:
+    """Trials without a row, and those that failed or ran out of time if wanted `again`."""
+    done = {key for key, row in file.rows().items() if not (again and row.cut_short)}
+    return [trial for trial in trials if trial.key not in done]
 
 
 def rows_of(name: str, results: Path) -> list[Row]:
@@ -79,10 +83,9 @@ def run(part: Part, options: Options, engine: Engine, on_step: Report) -> Iterat
     assert options.data is not None
     work = partial(measured, data=options.data.resolve())
     with RowFile(options.results, part.name).writing() as file:
-        done = (
-            set() if options.again else set(file.rows())
-        )  # by another run, before we had the lock
-        left = [trial for trial in part.open if trial.key not in done]
+        left = _left(
+            part.open, file, again=options.again
+        )  # another run may have had the lock before
         for row, pictures in engine.run(left, work, on_step):
             file.append(row, pictures)
             yield row

@@ -67,9 +67,9 @@ class Look:
 class Truth:
     """What the client really held, where an audit knows it."""
 
-    names: tuple[str, ...]  # (b,)
-    inputs: Tensor | None  # (b, n); None in a redacted report
-    labels: Tensor | None  # (b,) int64
+    names: tuple[str, ...] = field(repr=False)  # (b,)
+    inputs: Tensor | None = field(repr=False)  # (b, n); None in a redacted report
+    labels: Tensor | None = field(repr=False)  # (b,) int64
     index: tuple[int, ...]  # (k,) which of them each recovered sample is, -1 for none of them
     psnr: tuple[float, ...]  # (k,) dB, NaN for none of them
 
@@ -221,14 +221,17 @@ class Finding:
         return any(part is not None and part.numel() for part in parts)
 
     def redacted(self) -> Finding:
-        """The same without anything that was recovered, and without the truth's data."""
+        """The same without anything that was recovered, the truth's data and the folders of files."""
+        from spear.report.redaction import without_folders
+
         truth = self.truth and dataclasses.replace(
             self.truth,
             names=tuple(f"sample {i}" for i, _ in enumerate(self.truth.names, 1)),
             inputs=None,
             labels=None,
         )
-        return dataclasses.replace(self, inputs=None, labels=None, truth=truth)
+        words = {part: without_folders(getattr(self, part)) for part in ("name", "reason", "notes")}
+        return dataclasses.replace(self, inputs=None, labels=None, truth=truth, **words)
 
 
 def _shape(part: Sequence[object] | Tensor) -> str:

@@ -138,9 +138,16 @@ class Report:
         return max(outcomes, key=SEVERITY.index) if outcomes else None
 
     def redacted(self) -> Report:
-        """The same without recovered data, originals and labels."""
-        findings = tuple(finding.redacted() for finding in self.findings)
-        return dataclasses.replace(self, findings=findings, is_redacted=True)
+        """The same without recovered data, originals, labels and the folders where files were."""
+        from spear.report.redaction import without_folders
+
+        return dataclasses.replace(
+            self,
+            findings=tuple(finding.redacted() for finding in self.findings),
+            title=without_folders(self.title),
+            settings=without_folders(self.settings),
+            is_redacted=True,
+        )
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON, readable by its owner only: it holds what was recovered."""

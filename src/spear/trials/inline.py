@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from spear.trials.interrupts import heard
 from spear.trials.trial import Report, Row, Trial, Work, measure
 
 
@@ -20,7 +21,8 @@ class InlineEngine:
         for trial in trials:
             torch.set_num_threads(1)
             try:
-                done = measure(trial, work, on_step, "inline")
+                with heard():
+                    done = measure(trial, work, on_step, "inline")
             finally:
                 torch.set_num_threads(threads)
             yield done

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 
 from spear.errors import ClusterError, InvalidOption
@@ -176,15 +177,26 @@ def _inherited() -> Iterator[None]:
     """What a process starts with: one thread, and no ear for Ctrl-C, which its owner hears."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
-    main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
     try:
-        yield
+        with _deaf():
+            yield
     finally:
-        if main:
-            signal.signal(signal.SIGINT, handler)
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """A Ctrl-C meanwhile comes afterwards; processes that are started here never hear one."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows: workers turn away from it themselves
+        yield
+        return
+    resource_tracker.ensure_running()  # which would lift the mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from spear.errors import DataError, MissingExtra
+from spear.report.files import make_private, remove_unfinished, replace_private
 from spear.trials.trial import Row
 
 
@@ -48,70 +50,91 @@ class RowFile:
     @contextmanager
     def writing(self) -> Iterator[RowFile]:
         """Nobody else may write meanwhile."""
-        try:
-            from filelock import FileLock, Timeout
-        except ImportError as error:
-            raise MissingExtra("filelock", "cli") from error
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path.with_suffix(".lock"), timeout=0)
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise DataError(
-                f"another run is writing to {self.path}: wait for it, or name another folder "
-                "with --results"
-            ) from error
-        try:
+        with alone(self.path):
             self._drop_torn_line()
+            if self.picture("").is_dir():
+                remove_unfinished(self.picture(""))
             yield self
-        finally:
-            lock.release()
 
     def append(self, row: Row, pictures: Mapping[str, bytes]) -> None:
         """One line, at once: either all of it is there afterwards or nothing."""
         for name, image in pictures.items():
-            self._keep(self.picture(name), image)
-        line = (row.line() + "\n").encode()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)  # Windows
-        handle = os.open(self.path, flags, 0o600)
-        try:
-            size = os.fstat(handle).st_size
-            try:
-                written = os.write(handle, line)
-                if written < len(line):
-                    raise OSError(f"{self.path}: the disk took {written} of {len(line)} bytes")
-                os.fsync(handle)
-            except OSError:
-                os.ftruncate(handle, size)
-                raise
-        finally:
-            os.close(handle)
-
-    def _keep(self, path: Path, content: bytes) -> None:
-        if path.exists():
-            return  # named for its content
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        try:
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+            if not self.picture(name).exists():  # named for its content
+                make_private(self.picture(name).parent)
+                replace_private(self.picture(name), image)
+        append_line(self.path, row.line())
 
     def _drop_torn_line(self) -> None:
-        if not self.path.exists():
-            return
-        content = self.path.read_bytes()
-        if not content or content.endswith(b"\n"):
-            return
-        start = content.rfind(b"\n") + 1
+        mend_last_line(self.path, lambda line: Row.of_line(line.decode()))
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append to a file that nobody else writes: all of the line is on disk afterwards, or nothing."""
+    whole = (line + "\n").encode()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)  # Windows
+    handle = os.open(path, flags, 0o600)
+    try:
+        _for_owner_only(handle)
+        size = os.fstat(handle).st_size
         try:
-            json.loads(content[start:])
-        except ValueError:
-            os.truncate(self.path, start)
-        else:
-            with self.path.open("ab") as file:
-                file.write(b"\n")
+            written = os.write(handle, whole)
+            if written < len(whole):
+                raise OSError(
+                    errno.ENOSPC, f"the disk took {written} of {len(whole)} bytes", str(path)
+                )
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, size)
+            raise
+    finally:
+        os.close(handle)
+
+
+def _for_owner_only(handle: int) -> None:
+    """A file that was there, and open to others, is so no longer, unless it is somebody else's."""
+    if sys.platform != "win32" and os.fstat(handle).st_mode & 0o077:
+        with suppress(PermissionError):
+            os.fchmod(handle, 0o600)
+
+
+def mend_last_line(path: Path, read: Callable[[bytes], object]) -> None:
+    """End the last line of a file if it can be read; drop it if it was cut off in the middle."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    if not content or content.endswith(b"\n"):
+        return
+    start = content.rfind(b"\n") + 1
+    try:
+        read(content[start:])
+    except (ValueError, TypeError, KeyError):
+        os.truncate(path, start)
+    else:
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Within, no other process writes to the file: raises at once if one does."""
+    try:
+        from filelock import FileLock, Timeout
+    except ImportError as error:
+        raise MissingExtra("filelock", "cli") from error
+    make_private(path.parent)
+    lock = FileLock(path.with_suffix(".lock"), timeout=0, mode=0o600)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise DataError(
+            f"another run is writing to {path}: wait for it, or name another folder with --results"
+        ) from error
+    except NotImplementedError as error:  # filelock's word for it
+        raise DataError(
+            f"{path.parent} is on a disk that cannot lock files, so that two runs might mix their "
+            "rows: name another folder"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -8,7 +8,14 @@ Two lines in somebody's ServerApp:
 and one in a ClientApp: `ClientApp(mods=[what_leaves("audit", model=Net), ...])`.
 """
 
+import os
+
 from spear.errors import MissingExtra
+
+# Flower, and the Ray of its simulations, report to their makers unless told not to: an audit does not.
+# Flower reads this when it is imported; if it was before, or a variable is set, that stands.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 try:
     from flwr.serverapp.strategy import Strategy  # noqa: F401

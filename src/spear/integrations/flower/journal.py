@@ -82,6 +82,7 @@ class Journal:
     entries: list[Entry] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
     _begun: bool = False
+    _kept: int = 0  # findings with what was recovered
     _written: float = 0.0  # when, last
     _cost: float = 0.0  # seconds of the last writing
 
@@ -108,11 +109,11 @@ class Journal:
     def add(self, entry: Entry) -> None:
         """Take a finding in, without its data if there is enough of that."""
         finding = entry.examined.finding
-        full = sum(e.examined.finding.inputs is not None for e in self.entries) >= self.keep
-        if finding.inputs is not None and (self.redact or full):
+        if finding.inputs is not None and (self.redact or self._kept >= self.keep):
             finding = _slim(finding, None if self.redact else self.keep)
             examined = dataclasses.replace(entry.examined, finding=finding)
             entry = dataclasses.replace(entry, examined=examined)
+        self._kept += finding.inputs is not None
         self.entries.append(entry)
 
     def remark(self, said: Remark) -> None:

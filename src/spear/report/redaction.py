@@ -1,0 +1,55 @@
+"""What a redacted report says of the machine it was made on: names of files, and of no folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+# A path in words: from a root, a home or a drive, relative with dots, or folders that end in a file.
+_PATH = re.compile(
+    r"""(?<![\w/\\.~])
+    (?: (?:[A-Za-z]:|~\w*|\.{1,2})?[/\\] [^\s'"(),;:=]*
+      | [\w.@+-]+(?:[/\\][\w.@+-]+)*[/\\][\w@+-]+\.\w+ )""",
+    re.VERBOSE,
+)
+
+
+def without_folders(value: Any) -> Any:
+    """The same with each path cut down to its last part; a line of command word by word.
+
+    >>> without_folders("the weights that /home/ann/nets.py:Net gave, and/or 3/4 of them")
+    'the weights that nets.py:Net gave, and/or 3/4 of them'
+    >>> without_folders({"command": "spear invert --update 'ward 3/ann.pt' --json=/tmp/r.json"})
+    {'command': 'spear invert --update ann.pt --json=r.json'}
+    """
+    if isinstance(value, Mapping):
+        return {
+            name: _command(part)
+            if name == "command" and isinstance(part, str)
+            else without_folders(part)
+            for name, part in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return type(value)(without_folders(part) for part in value)
+    if isinstance(value, str):
+        return _PATH.sub(lambda found: _last(found[0]), value)
+    return _last(str(value)) if hasattr(value, "__fspath__") else value
+
+
+def _command(line: str) -> str:
+    try:
+        words = shlex.split(line)
+    except ValueError:  # no command line, whatever its name says
+        return str(without_folders(line))
+    return shlex.join(_word(word) for word in words)
+
+
+def _word(word: str) -> str:
+    option, equals, value = word.partition("=")
+    return f"{option}={_last(value)}" if equals and option.startswith("-") else _last(word)
+
+
+def _last(path: str) -> str:
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1] or "."
