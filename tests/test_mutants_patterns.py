@@ -101,6 +101,12 @@ def test_a_row_without_spread_is_surely_on_or_off():
     chance = chance_off(dataclasses.replace(whole, H=H))
     assert float(chance[0]) == 0
     assert bool(chance.isfinite().all())
+    H[2, 0] = 0.0  # a row without a mean beside it, and means that are all negative
+    for sign in (1.0, -1.0):
+        chance = chance_off(dataclasses.replace(whole, H=sign * H.abs()))
+        assert float(chance[0]) == (0 if sign > 0 else 1)
+        assert float(chance[2]) == 0.5
+        assert bool(chance.isfinite().all())
 
 
 def test_balanced_rows_have_one_size_and_the_signs_too(answer):

@@ -46,7 +46,21 @@ def local_training():
     return factors, pool_with_mixes(planted, factors, MIXES)
 
 
-@pytest.fixture(scope="module", params=[one_step, local_training])
+def uneven_rounding():
+    """Zeros that lie above the update's own level: a direction's zeros say what a zero may be."""
+    factors, pool = one_step()
+    side = dataclasses.replace(pool.side, zero=1e-6 * pool.side.zero)
+    assert float((side.basis @ pool.vectors).abs()[pool.zeros].max()) > 100 * side.zero
+    return factors, dataclasses.replace(pool, side=side)
+
+
+def noisy():
+    """Noise that leaves many signs open."""
+    factors, pool = one_step()
+    return dataclasses.replace(factors, noise=3e4 * factors.noise), pool
+
+
+@pytest.fixture(scope="module", params=[one_step, local_training, uneven_rounding, noisy])
 def problem(request):
     return _Matching(*request.param())
 
@@ -84,7 +98,7 @@ def test_contradictions_are_counted_as_defined(problem, chosen):
     wrong = problem.wrong(chosen).tolist()
     assert wrong == counted(problem.factors, problem.pool, chosen)
     if 0 in chosen:
-        assert sum(wrong) > 10
+        assert sum(wrong) > 3
 
 
 @pytest.mark.parametrize("at_once", [1 << 24, 400])

@@ -86,8 +86,11 @@ def mutants(file: str, source: str) -> Iterator[Mutant]:
 
 
 def _words(node: ast.AST | None) -> str:
-    text = "nothing" if node is None else ast.unparse(node)
-    return " ".join(text.split())
+    if node is None:
+        return "nothing"
+    if isinstance(node, ast.If):
+        return f"if {ast.unparse(node.test)}"
+    return " ".join(ast.unparse(node).split())
 
 
 def _with(tree: ast.Module, node: ast.AST, after: ast.AST | None) -> ast.Module:
