@@ -57,7 +57,7 @@ def uneven_rounding():
 def noisy():
     """Noise that leaves many signs open."""
     factors, pool = one_step()
-    return dataclasses.replace(factors, noise=3e4 * factors.noise), pool
+    return dataclasses.replace(factors, noise=1e6 * factors.noise), pool
 
 
 @pytest.fixture(scope="module", params=[one_step, local_training, uneven_rounding, noisy])

@@ -232,3 +232,13 @@ def test_train_mode_before_the_layer_is_named(before, words):
     assert words in view.choice
     assert words in spear.invert(view, model=model).reason
     assert words not in spear.observe(model.eval(), gradients).choice
+
+
+def test_a_regression_without_later_gradients_is_no_replay():
+    model, x, _ = batch(b=4, n=40, m=120, classes=3)
+    targets = torch.randn(4, 3, generator=torch.Generator().manual_seed(5))
+    gradients = fedsgd(model, x, targets, nn.functional.mse_loss)
+    alone = {name: g for name, g in gradients.items() if name.startswith("0.")}
+    result = spear.invert(spear.observe(model, alone), model=model, loss=nn.functional.mse_loss)
+    assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.PATTERN)
+    assert "targets that are numbers" in result.reason
