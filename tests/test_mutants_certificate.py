@@ -291,8 +291,8 @@ def test_a_later_layer_that_is_hardly_off_is_noticed_whatever_the_size_of_inputs
     inputs = size * torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
     planted, factors, selection = scene(inputs=inputs)
     assert certify(factors, selection, model=planted.model).whole
-    altered = {**planted.gradients, "4.weight": 1.0004 * planted.gradients["4.weight"]}
+    altered = {**planted.gradients, "4.weight": 1.0001 * planted.gradients["4.weight"]}
     factors = factorise(spear.observe(planted.model, altered))
     certificate = certify(factors, selection_of(planted, factors), model=planted.model)
     assert not certificate.certified.any()
-    assert "the replayed gradient of '4.weight' is off by 4" in certificate.doubts[0]
+    assert "the replayed gradient of '4.weight' is off by 1.0e-04" in certificate.doubts[0]
