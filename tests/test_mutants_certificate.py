@@ -111,7 +111,11 @@ def test_what_a_replay_does_not_show_is_told():
     [
         ((), (), ["objection"]),
         ((), (2,), ["pattern", "objection"]),
-        ((2, 4), (2, 4), ["pattern", "objection", "the gradient of 2 of 5 samples matches no label"]),
+        (
+            (2, 4),
+            (2, 4),
+            ["pattern", "objection", "the gradient of 2 of 5 samples matches no label"],
+        ),
     ],
 )
 def test_doubts_of_the_pattern_stand_unless_the_replay_settles_them(lost, certified, expected):
@@ -233,7 +237,9 @@ def test_the_loudest_samples_are_certified_under_noise():
     weights = torch.tensor([40.0, 1.0, 1.0, 1.0, 1.0])
 
     def loss(outputs, targets):
-        return (torch.nn.functional.cross_entropy(outputs, targets, reduction="none") * weights).sum()
+        return (
+            torch.nn.functional.cross_entropy(outputs, targets, reduction="none") * weights
+        ).sum()
 
     _, factors, selection = scene(loss=loss)
     noisy = with_noise(factors, 1.2e-4)

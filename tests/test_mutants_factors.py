@@ -128,6 +128,12 @@ def test_an_output_layer_shows_one_sample_less_than_it_has_classes(b, seen):
     assert factorise(inner.layer("0")).batch_size == (None if b == 10 else b)
 
 
+def test_a_batch_larger_than_a_layer_with_sparse_inputs_has_no_size():
+    D, X = low_rank(30, 80, 30)
+    view = dataclasses.replace(view_of((D @ X).float(), D.sum(1).float()), relu="before")
+    assert factorise(view).batch_size is None
+
+
 def fading_view():
     """Forty samples, each fainter by a half: they end in rounding without a gap."""
     D, X = low_rank(100, 150, 40, decay=12)

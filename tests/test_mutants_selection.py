@@ -375,8 +375,15 @@ def test_too_few_inputs_are_no_choice():
 def test_inputs_without_a_scale_are_no_choice():
     """A bias gradient of zero gives no sample its length."""
     factors, _, vectors, zeros = inputs_problem()
-    view = dataclasses.replace(
-        factors.view, bias_grad=torch.zeros_like(factors.view.bias_grad)
-    )
+    view = dataclasses.replace(factors.view, bias_grad=torch.zeros_like(factors.view.bias_grad))
     without = dataclasses.replace(factors, view=view)
     assert select(without, inputs_pool(without, vectors, zeros), Watch()) is None
+
+
+def test_one_input_without_a_scale_is_enough_to_refuse():
+    factors, _, vectors, zeros = inputs_problem()
+    axis = vectors.clone()
+    axis[:, 0] = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    without = dataclasses.replace(factors)
+    without.__dict__["bias_coordinates"] = torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+    assert select(without, inputs_pool(without, axis, zeros), Watch()) is None

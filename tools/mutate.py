@@ -100,7 +100,9 @@ def all_mutants(modules: list[str]) -> list[Mutant]:
 def show_summary() -> None:
     """Counts per file of the mutants that there are today; rows of others are left out."""
     known, listed = rows(), explained()
-    print("| file | mutants | noticed | endless | survived, listed | survived, not listed | not run |")
+    print(
+        "| file | mutants | noticed | endless | survived, listed | survived, not listed | not run |"
+    )
     print("|---|---|---|---|---|---|---|")
     for module in MODULES:
         count: Counter[str] = Counter()
@@ -283,7 +285,11 @@ class Campaign:
             for test, seen in self.reach.items()
             if test in self.items
             and seen["seconds"] < _SLOW
-            and (seen["lines"].get(mutant.file) if everywhere else line in seen["lines"].get(mutant.file, ()))
+            and (
+                seen["lines"].get(mutant.file)
+                if everywhere
+                else line in seen["lines"].get(mutant.file, ())
+            )
         ]
         kinds: Counter[str] = Counter()
         order = []

@@ -198,7 +198,11 @@ def _calls(node: ast.AST) -> Iterator[ast.AST]:
         if name.attr in _DROPPED and not of_a_module:
             yield name.value
     either_way = ast.unparse(name).split(".")[-1] in _COMMUTES
-    if len(node.args) >= 2 and not either_way and not any(isinstance(a, ast.Starred) for a in node.args):
+    if (
+        len(node.args) >= 2
+        and not either_way
+        and not any(isinstance(a, ast.Starred) for a in node.args)
+    ):
         yield _edited(node, args=[node.args[1], node.args[0], *node.args[2:]])
 
 
