@@ -33,7 +33,6 @@ from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
-
 from mutations import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -276,7 +275,7 @@ class Campaign:
         return {"status": "survived"}
 
     def tests_for(self, mutant: Mutant) -> list[str]:
-        """Those that reach the line: what caught its neighbours, then one of every kind, quick first."""
+        """Those that reach the line: what caught its neighbours first, then one of every kind."""
         module = mutant.file.removesuffix(".py")
         everywhere = mutant.function == "<module>"
         line = self.traced_line(mutant)
@@ -354,7 +353,7 @@ class Campaign:
         return found
 
 
-def _trace(files, lines, frame, event, argument):  # noqa: ANN001, ANN202
+def _trace(files, lines, frame, event, argument):
     name = files.get(frame.f_code.co_filename)
     if name is None:
         return None

@@ -113,8 +113,8 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
     """Nodes that may change, with the function they stand in."""
 
     def walk(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
-        for field, value in ast.iter_fields(node):
-            if field in ("annotation", "returns", "decorator_list", "format_spec"):
+        for name, value in ast.iter_fields(node):
+            if name in ("annotation", "returns", "decorator_list", "format_spec"):
                 continue
             for child in value if isinstance(value, list) else [value]:
                 if not isinstance(child, ast.AST):
@@ -143,15 +143,11 @@ def _edited(node: ast.AST, **fields: object) -> ast.AST:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST | None]:
-    if isinstance(node, ast.Break):
+    spoken = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant | ast.Yield)
+    if isinstance(node, ast.Break | ast.AugAssign | ast.Expr) and not spoken:
         yield None
-    elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant | ast.Yield):
-        yield None
-    elif isinstance(node, ast.AugAssign):
-        yield None
-    elif isinstance(node, ast.Return) and node.value is not None:
-        if not (isinstance(node.value, ast.Constant) and node.value.value is None):
-            yield _edited(node, value=ast.Constant(None))
+    elif isinstance(node, ast.Return) and ast.unparse(node) not in ("return", "return None"):
+        yield _edited(node, value=ast.Constant(None))
 
 
 def _conditions(node: ast.AST) -> Iterator[ast.AST]:
