@@ -27,6 +27,7 @@ CORE = [
     "cascade",
     "weights",
     "thresholds",
+    "sides",
     "replay",
     "regression",
     "rescaling",

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from spear.conditions import (
-    EXACT,
     outside_next_layer,
     pattern_holds,
+    precise_enough,
     predicted_error,
     signs_hold,
     uncontaminated,
@@ -67,7 +67,7 @@ def certify(
     """Judge a selection: by replay if a model is given and can be run, else by pattern."""
     error = predicted_error(factors, selection)
     size = selection.C.norm(dim=1) / math.sqrt(factors.view.inputs)  # root mean square, (b,)
-    precise = error <= EXACT * size
+    precise = precise_enough(factors, selection, error)
     if factors.noisy and not bool(precise.any()):
         no = torch.zeros_like(precise)
         return Certificate(no, Proof.NONE, error, precise, None, False, (), "")
@@ -77,11 +77,12 @@ def certify(
     outside = outside_next_layer(factors, selection)
     certified, doubts = pattern_holds(factors, selection, outside)
     replayed: Replayed | str = "no model was given"
-    if model is not None:
+    known = model or factors.view.model
+    if known is not None:
         replayed = Replay.attempt(
             factors,
             selection,
-            model,
+            known,
             loss,
             relative_error=error / size,
             use=lambda replay: (
@@ -89,8 +90,11 @@ def certify(
             ),
         )
     labels, proof, whole = None, Proof.PATTERN, True
-    if isinstance(replayed, str):
-        remark = f"no replay: {replayed}; {_UNSEEN}" if model is not None else _UNSEEN
+    if model is None:
+        certified, doubts, whole = _not_refuted(replayed, certified, doubts)
+        remark = _UNSEEN
+    elif isinstance(replayed, str):
+        remark = f"no replay: {replayed}; {_UNSEEN}"
     else:
         if replayed.compared:
             # The replay stands in for redundancy, not for the signs or the bias gradient.
@@ -105,6 +109,23 @@ def certify(
     whole = whole and bool(certified.all())
     proof = proof if bool(certified.any()) else Proof.NONE
     return Certificate(certified, proof, error, precise, labels, whole, doubts, remark)
+
+
+def _not_refuted(
+    replayed: Replayed | str, certified: Tensor, doubts: tuple[str, ...]
+) -> tuple[Tensor, tuple[str, ...], bool]:
+    """What a replay that proves nothing leaves of what was certified, and whether samples are missing.
+
+    The loss is not known. But where most gradients are those of cross-entropy, their weights tell of
+    samples that have merged or vanished.
+    """
+    if isinstance(replayed, str) or 2 * int(replayed.matched.sum()) <= len(certified):
+        return certified, doubts, True
+    if replayed.vanished:
+        doubts = (*doubts, _vanished(replayed.vanished, len(certified)))
+    if bool(replayed.merged.any()):
+        doubts = (*doubts, _merged(int(replayed.merged.sum())))
+    return certified & ~replayed.merged, doubts, not replayed.vanished
 
 
 def _by_replay(
@@ -188,8 +209,8 @@ def _vanished(count: int, shown: int) -> str:
 
 def _merged(count: int) -> str:
     return (
-        f"{count} of the samples weighs as much as several others: it is the mean of samples that are "
-        "the same, or so nearly the same that the update does not tell them apart"
+        f"{count} of the samples weighs as much as several others, or too few others match to compare: "
+        "it may be the mean of samples so nearly the same that the update does not tell them apart"
     )
 
 

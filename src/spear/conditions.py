@@ -12,7 +12,7 @@ from spear.factors import UNDECIDED, Factors, Side
 from spear.selection import Selection
 
 # "Exact" is an error below 1e-3 of the data's range (60 dB); the predicted error must be five times
-# smaller, since the prediction is a standard deviation, and of the sample's own size.
+# smaller, since the prediction is a standard deviation, and of the data's amplitude, half its range.
 EXACT = 2e-4
 # Rows in which a wrong direction is zero and a sample is not: each shows that the direction holds
 # nothing of the sample. Three, so that no single misread zero decides.
@@ -45,6 +45,19 @@ def predicted_error(factors: Factors, selection: Selection) -> Tensor:
     per_input = float(mixing) / factors.view.inputs
     error: Tensor = factors.noise * rows * (1 + per_input) ** 0.5  # (b,)
     return error
+
+
+def precise_enough(factors: Factors, selection: Selection, error: Tensor) -> Tensor:
+    """Per sample: is its predicted error (b,) small enough to speak of exact?"""
+    size = selection.C.norm(dim=1) / math.sqrt(factors.view.inputs)  # root mean square, (b,)
+    precise: Tensor = error <= EXACT * size
+    if bool(precise.all()):
+        return precise
+    X = factors.combine(selection.C / factors.singular_values)  # (b, n)
+    amplitudes = (X.amax(1) - X.amin(1)) / 2
+    # The data's range is that of most samples: one that is wrong may have any.
+    precise |= error <= EXACT * amplitudes.median()
+    return precise
 
 
 def pattern_holds(
@@ -151,11 +164,12 @@ def outside_next_layer(factors: Factors, selection: Selection) -> Tensor:
     _, s, Vt = torch.linalg.svd(gradient.to(selection.C), full_matrices=False)
     if len(s) <= selection.b or not float(s[selection.b - 1]) > _GAP * float(s[selection.b]):
         return nothing  # fewer or more samples show there: it says nothing
+    noise = float(s[selection.b] / s[selection.b - 1])  # how far the span may have turned
     span = Vt[: selection.b]  # (b, m)
     Z = selection.C @ factors.preactivation.T + factors.view.bias.to(selection.C)
     active = Z.clamp_min(0)  # (b, m)
     rest = active - (active @ span.T) @ span
-    outside: Tensor = rest.norm(dim=1) > _OUTSIDE * active.norm(dim=1)
+    outside: Tensor = rest.norm(dim=1) > max(_OUTSIDE, UNDECIDED * noise) * active.norm(dim=1)
     return outside
 
 

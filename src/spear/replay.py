@@ -25,6 +25,9 @@ T = TypeVar("T")
 # off by more than exactness allows.
 _ROUNDINGS = 50.0
 _REPLAY_LIMIT = 1e-3
+# Noise on the layer is on the others too. Its share of a norm hardly varies.
+_NOISE = 1.5
+_NOISE_LIMIT = 1e-2  # beyond this a comparison would not say much
 # Neighbours within the error of a recovered sample at which a replay is tried again: a neuron whose
 # preactivation is zero to rounding may have been on the other side for the client.
 _NEIGHBOURS = 16
@@ -337,13 +340,14 @@ class Replay:
         losses = torch.stack(self._single_losses(self.network(self.Z), labels))
         return self.disagreements(factor @ losses, float(self.tolerance(labels).max()))
 
-    def _subtracted(self, parameter: Tensor) -> float:
-        """What subtracting weights adds to the error of a gradient's norm: their own rounding."""
+    def _unexplained(self, parameter: Tensor, size: float) -> float:
+        """What noise, and the rounding of weights that were subtracted, add to a gradient's error."""
+        noise = min(_NOISE * self.factors.noise * parameter.numel() ** 0.5, _NOISE_LIMIT * size)
         training = self.factors.view.training
         if training is None:
-            return 0.0
+            return noise
         eps = torch.finfo(self.factors.view.weight_grad.dtype).eps
-        return eps * float(parameter.detach().norm()) / training.lr
+        return noise + eps * float(parameter.detach().norm()) / training.lr
 
     def disagreements(self, total: Tensor, limit: float) -> tuple[str, ...]:
         """Parameters behind the layer whose gradient is not that of the replayed total loss."""
@@ -357,7 +361,7 @@ class Replay:
             seen = others[name].to(computed)
             distance = float((computed - seen).norm())
             size = max(float(seen.norm()), float(computed.norm()))
-            if not distance <= limit * size + self._subtracted(parameters[name]):
+            if not distance <= limit * size + self._unexplained(parameters[name], size):
                 share = distance / max(float(seen.norm()), 1e-300)
                 doubts.append(
                     f"the replayed gradient of {name!r} is off by {share:.1e} of its norm"

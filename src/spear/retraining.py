@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from spear.factors import Factors
 from spear.regression import compares_numbers
 from spear.replay import Loss, Replay
 from spear.selection import Selection
+from spear.sides import Sides, Turn, with_sides
 
 # How far a column of summed gradients may be off, relative to its length: 1e-4 and less where no hidden
 # neuron changed sides, which after 20 epochs is rare. One that rounds to the other side makes 1e-2 and
@@ -29,6 +31,13 @@ _LATER = 3e-3
 _FOLLOWS = 0.3  # of what columns are off, on top, for later layers: such neurons are in few samples
 # A sample is recognised well beyond that: a wrong label makes more than 1, and 0.1 to 0.4 in others.
 _RECOGNISED = 0.2
+_HOPELESS = 0.5  # beyond this a neuron on the wrong side is no explanation
+_TURNS = 8  # neurons of a sample that may have been on another side than here
+_CANDIDATES = 24  # the nearest to their threshold are tried
+_STEPS = 600  # of training, all tries together
+_NEAREST = 1e-4  # of a layer's preactivations: float32 rounds to 1e-6 of them
+_REACH = 20.0  # errors of an input that a preactivation may be off by
+_FARTHEST = 1e-3  # beyond that too many are near to find the right ones
 _EPOCHS = 200  # that are tried where the number is not known
 _PATIENCE = 3  # epochs after the replayed weights have moved too far
 
@@ -82,7 +91,8 @@ class _Local(nn.Module):
         self.offset = replay.Z - (self.C @ factors.preactivation.T + replay.bias)
         self.weight = nn.Parameter(factors.preactivation.clone())  # (m, b)
         self.bias = nn.Parameter(replay.bias.clone())
-        self.behind = copy.deepcopy(replay.network)
+        self.sides = Sides()
+        self.behind = with_sides(copy.deepcopy(replay.network), self.sides)
 
     def forward(self) -> Tensor:
         outputs: Tensor = self.behind(self.C @ self.weight.T + self.bias + self.offset)
@@ -92,16 +102,27 @@ class _Local(nn.Module):
 @dataclass(frozen=True, eq=False)
 class _Repeated:
     off: Tensor  # (b,): how far each column is off, relative to its length
+    noise: Tensor  # (b,): how far it is off by the update's noise alone
     epochs: int
     objections: tuple[str, ...]
+    near: tuple[tuple[float, Turn], ...] = ()  # neurons near their threshold, and how near
 
     def judged(self, labels: Tensor) -> Retrained:
-        recognised = self.off <= _RECOGNISED
-        return Retrained(labels, self.matched, recognised, self.epochs, self.objections)
+        return Retrained(labels, self.matched, self.recognised, self.epochs, self.objections)
 
     @property
     def matched(self) -> Tensor:
-        return self.off <= _AGREES
+        return self.off <= _AGREES + 2 * self.noise
+
+    @property
+    def recognised(self) -> Tensor:
+        return self.off <= _RECOGNISED
+
+
+def _nearest(repeated: _Repeated, sample: int, turned: frozenset[Turn]) -> list[Turn]:
+    """The neurons of a sample that come nearest to their threshold, those that were turned left out."""
+    own = [(away, t) for away, t in repeated.near if t.sample == sample and t not in turned]
+    return [turn for _, turn in sorted(own, key=lambda pair: pair[0])[:_CANDIDATES]]
 
 
 class _Retraining:
@@ -111,32 +132,64 @@ class _Retraining:
         self.factors, self.selection, self.replay = factors, selection, replay
 
     def run(self) -> Retrained:
-        labels, away = self.replay.nearest_labels(self.replay.Z)
+        labels, _ = self.replay.nearest_labels(self.replay.Z)
         first = self._repeated(labels)
-        lost = (~first.matched).nonzero().flatten().tolist()
-        if not lost or len(lost) > len(labels) // 2:
+        if bool(first.matched.all()) or float(first.off.max()) > _HOPELESS:
             return first.judged(labels)
-        # A hidden neuron near its threshold may have been on the other side for the client.
-        for i in lost:
-            self.replay.Z[i], _ = self.replay.across_thresholds(i, labels[i], away[i])
-        again = self._repeated(labels)
-        return min(first, again, key=lambda r: int((~r.matched).sum())).judged(labels)
+        return self._turned(labels, first).judged(labels)
 
-    def _repeated(self, labels: Tensor) -> _Repeated:
+    def _turned(self, labels: Tensor, best: _Repeated) -> _Repeated:
+        """The training with neurons near their threshold on the side that the client's were on.
+
+        A turn changes the column of its own sample, and hardly another's: so one of every sample that
+        is off is tried at a time, and each keeps what brought it nearest.
+        """
+        turns: frozenset[Turn] = frozenset()
+        steps = _STEPS
+        for _ in range(_TURNS):
+            lost = (~best.matched).nonzero().flatten().tolist()
+            tried = [_nearest(best, i, turns) for i in lost]
+            nearest = {i: (float(best.off[i]), frozenset[Turn]()) for i in lost}
+            for several in zip_longest(*tried):
+                steps -= best.epochs
+                if steps < 0:
+                    return best
+                some = frozenset(turn for turn in several if turn is not None)
+                off = self._repeated(labels, turns | some, best.epochs).off
+                for turn in some:
+                    reached = (float(off[turn.sample]), frozenset([turn]))
+                    nearest[turn.sample] = min(nearest[turn.sample], reached, key=lambda r: r[0])
+            found = frozenset[Turn]().union(*(kept for _, kept in nearest.values()))
+            if not found:
+                return best
+            turns |= found
+            best = self._repeated(labels, turns, best.epochs)
+        return best
+
+    def _repeated(
+        self, labels: Tensor, turns: frozenset[Turn] = frozenset(), epochs: int | None = None
+    ) -> _Repeated:
         """The local training from these labels; of unknown epochs, the number that fits best."""
         best: _Repeated | None = None
         beyond = 0
+        epochs = epochs or self.training.epochs
         local = _Local(self.factors, self.selection, self.replay)
+        local.sides.turns = turns
+        error = self.replay.relative_error
+        local.sides.reach = (_REACH * error).clamp(_NEAREST, _FARTHEST)
         start = {name: p.detach().clone() for name, p in local.named_parameters()}
         optimiser = self.training.optimiser(list(local.parameters()))
-        for epoch in range(1, (self.training.epochs or _EPOCHS) + 1):
+        for epoch in range(1, (epochs or _EPOCHS) + 1):
+            local.sides.begin(epoch)
             self._step(local, start, optimiser, labels)
-            if self.training.epochs not in (None, epoch):
+            if epochs not in (None, epoch):
                 continue
             moved = self._moved(local, start, epoch)
             off = self._columns(moved["weight"])
             if best is None or float(off.median()) < float(best.off.median()):
-                best = _Repeated(off, epoch, self._objections(moved, start, off))
+                near = tuple(local.sides.near)
+                objections = self._objections(moved, start, off)
+                best = _Repeated(off, self._noise, epoch, objections, near)
             beyond += bool(moved["weight"].norm() > 1.2 * self.factors.L.norm())
             if beyond > _PATIENCE:
                 break
@@ -168,6 +221,14 @@ class _Retraining:
         Q, L = self.selection.Q, self.factors.L
         off: Tensor = ((replayed - L) @ Q).norm(dim=0) / (L @ Q).norm(dim=0)
         return off
+
+    @property
+    def _noise(self) -> Tensor:
+        """How far each column (b,) is off by the update's noise, relative to its length."""
+        Q, L = self.selection.Q, self.factors.L
+        noise = self.factors.noise * len(L) ** 0.5
+        share: Tensor = noise * Q.norm(dim=0) / (L @ Q).norm(dim=0)
+        return share
 
     def _objections(
         self, moved: dict[str, Tensor], start: dict[str, Tensor], off: Tensor

@@ -49,6 +49,9 @@ class LayerUpdate:
     considered: tuple[LayerReport, ...] = field(default=(), repr=False)
     """Every linear layer `observe` looked at, and why it was or was not taken."""
     training: LocalTraining | None = None
+    model: nn.Module | None = field(default=None, repr=False)
+    """The model that `observe` was given: without it in `invert` there is no replay, but what it says
+    against a sample counts."""
     clipped_apart: bool = False
     """Were weight and bias gradient of a sample clipped by factors of their own? Then the bias gradient
     does not give its scale (Opacus' per-layer clipping)."""
@@ -188,6 +191,7 @@ def observe(
         others={name: grad for name, grad in named.items() if name not in attacked},
         considered=reports,
         training=training,
+        model=model,
     )
 
 
