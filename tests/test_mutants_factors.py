@@ -217,11 +217,55 @@ def test_a_sketch_tells_all_if_what_is_left_cannot_hide_a_sample():
     assert _tells_all(sketch_of(samples, 1.2e-7, 5e-9, 1.9 * rounding), *shape, eps)
     assert not _tells_all(sketch_of(samples, 1.2e-7, 5e-9, 2.1 * rounding), *shape, eps)
     # More than rounding: then the next value must keep to the edge of noise of that energy.
-    edge = 1e-3 / math.sqrt(397 * 897) * (math.sqrt(397) + math.sqrt(897))
-    assert _tells_all(sketch_of(samples, 1.05 * edge, 0.5 * edge, 1e-3), *shape, eps)
-    assert not _tells_all(sketch_of(samples, 1.15 * edge, 0.5 * edge, 1e-3), *shape, eps)
+    for b in (3, 200):
+        m, n = 400 - b, 900 - b
+        edge = 1e-3 / math.sqrt(m * n) * (math.sqrt(m) + math.sqrt(n))
+        assert _tells_all(sketch_of([1.0] * b, 1.05 * edge, 0.5 * edge, 1e-3), *shape, eps)
+        assert not _tells_all(sketch_of([1.0] * b, 1.15 * edge, 0.5 * edge, 1e-3), *shape, eps)
     # And the batch size must be the one that the values themselves give.
     hidden = [1.0, 0.9, 1e-4]
     assert batch_size_from(sketch_of(hidden, 1e-9, 1e-9, rounding).values, *shape, eps) == 3
     assert _tells_all(sketch_of(hidden, 1e-9, 1e-9, rounding), *shape, eps)
     assert not _tells_all(sketch_of(hidden[:2], 1e-4, 1e-9, rounding), *shape, eps)
+
+
+# Batch sizes of spectra made up to lie on either side of a decision
+
+
+def size_of(*parts, shape=(20, 20), eps=1e-7):
+    """Of pairs (how many, value)."""
+    s = torch.cat([torch.full((count,), value, dtype=torch.float64) for count, value in parts])
+    assert len(s) == min(shape)
+    return batch_size_from(s, *shape, eps)
+
+
+def test_nothing_but_zeros_is_no_batch():
+    assert size_of((20, 0.0)) == 0
+    assert batch_size_from(torch.zeros(0), 0, 5, 1e-7) == 0
+    assert size_of((5, 1.0), (15, 1e-9)) == 5
+
+
+def test_a_gap_is_one_only_in_front_of_noise():
+    """Behind it one value stands twelve edges out of the rest: that is a sixth sample."""
+    assert size_of((5, 1.0), (1, 5e-3), (394, 1e-4), shape=(400, 900)) == 6
+    assert size_of((5, 1.0), (1, 3e-4), (394, 1e-4), shape=(400, 900)) == 5
+
+
+@pytest.mark.parametrize(("edges", "b"), [(1.25, 400), (0.9, 401)])
+def test_the_edge_of_noise_is_that_of_what_is_left(edges, b):
+    """Of 1000 x 1000 four hundred are samples; the next value against ten edges of 600 x 600."""
+    value = 1e-3
+    rest = math.sqrt((1.5 * edges**2 - 1) / 599) * value
+    assert size_of((400, 1.0), (1, value), (599, rest), shape=(1000, 1000)) == b
+
+
+def test_a_value_far_above_the_median_behind_it_is_no_rounding():
+    assert size_of((5, 1.0), (1, 5e-6), (1, 1e-7), (1, 5e-9), (12, 1e-9)) == 6  # 5000 times
+    assert size_of((5, 1.0), (1, 5e-7), (1, 1e-8), (13, 1e-9)) == 5  # 500 times
+    assert size_of((5, 1.0), (1, 5e-6), (4, 1e-7), (2, 5e-9), (8, 1e-9)) == 6  # of the last eight
+
+
+def test_a_median_below_rounding_counts_as_rounding():
+    """1e-8 is 40 times the floor of 2.2e-10, whatever zeros follow."""
+    assert size_of((5, 1.0), (1, 1e-8), (14, 1e-14)) == 5
+    assert size_of((5, 1.0), (1, 1e-7), (14, 1e-14)) == 6  # falls by more than a hundred itself

@@ -298,7 +298,7 @@ def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
     # taken for noise stand out further.
     median = s[(positions + r) // 2]  # of s_i, s_i+1, ...: they are sorted
     quiet = (s[1:] <= 10 * edge[1:]) & (s[1:] <= 1000 * median[1:].clamp_min(floor))
-    clean = torch.where(quiet & (s[:-1] > floor), drop, 0.0)
+    clean = torch.where(quiet, drop, 0.0)  # values below the floor drop no further
     gaps = torch.nonzero(clean >= 100).flatten()
     if len(gaps):
         return int(gaps[-1]) + 1
