@@ -152,4 +152,10 @@ def test_where_no_weight_is_usual_none_is_odd():
 
 def test_a_weight_that_is_off_by_more_than_rounding_is_odd():
     factor = torch.tensor([0.25, 0.25, 0.25, 0.25 * 1.002, 0.25 * 1.0005])
-    assert odd(factor, torch.ones(5, dtype=torch.bool)).tolist() == [False, False, False, True, False]
+    assert odd(factor, torch.ones(5, dtype=torch.bool)).tolist() == [
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
