@@ -11,7 +11,15 @@ import torch
 import spear
 from planted import plant
 from spear import Proof
-from spear.certificate import _by_replay, _doubts_of, _faint, _left_out, _of_training, certify
+from spear.certificate import (
+    _by_replay,
+    _doubts_of,
+    _faint,
+    _left_out,
+    _not_refuted,
+    _of_training,
+    certify,
+)
 from spear.factors import factorise
 from spear.replay import Replayed
 from spear.retraining import Retrained
@@ -130,6 +138,28 @@ def test_only_samples_that_would_be_certified_are_called_too_faint():
         "2 of 5 samples are too faint against the update's noise",
     )
     assert _faint(flags(0, 1, 2), flags(0)) == ()
+
+
+def test_without_a_model_in_invert_a_replay_may_only_take_away():
+    """It is believed where most gradients are those of cross-entropy; the loss is not known."""
+    shown = {"merged": ~flags(3), "vanished": 2}
+    untouched = _not_refuted("no model was given", flags(1), ("before",))
+    assert untouched[0].tolist() == flags(1).tolist()
+    assert untouched[1:] == (("before",), True)
+    few = _not_refuted(replayed(matched=flags(0, 1, 2), **shown), flags(1), ("before",))
+    assert (few[0].tolist(), *few[1:]) == (flags(1).tolist(), ("before",), True)
+    half = replayed(matched=torch.tensor([True, True, False, False]), merged=~flags(3)[:4])
+    assert _not_refuted(half, flags()[:4], ())[0].tolist() == ALL[:4]
+    certified, doubts, whole = _not_refuted(
+        replayed(matched=flags(0, 1), **shown), flags(1), ("before",)
+    )
+    assert certified.tolist() == flags(1, 3).tolist()
+    assert not whole
+    assert doubts[0] == "before"
+    assert "2 more samples than the 5 that show" in doubts[1]
+    assert doubts[2].startswith("1 of the samples weighs as much as several others")
+    certified, doubts, whole = _not_refuted(replayed(), flags(1), ())
+    assert (certified.tolist(), doubts, whole) == (flags(1).tolist(), (), True)
 
 
 # What repeated training leaves

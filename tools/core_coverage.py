@@ -21,8 +21,9 @@ LEAST = 95.0  # per cent of the branches
 TESTS = (
     *("cascade", "certificate", "defences", "directions", "errors", "factors", "features"),
     *("fedavg", "inversion", "layers", "mutants_certificate", "mutants_factors"),
-    *("mutants_patterns", "mutants_selection", "noise", "partial", "patterns", "sampling"),
-    *("selection", "settings", "spread", "theory", "update", "verdicts", "weights"),
+    *("mutants_factors_size", "mutants_patterns", "mutants_selection", "noise", "partial"),
+    *("patterns", "sampling", "selection", "settings", "spread", "theory", "update", "verdicts"),
+    "weights",
 )
 _SLOW = "not needs_little_extra_memory"  # a gigabyte, to measure memory
 

@@ -42,6 +42,7 @@ MODULES = ("certificate", "selection", "factors", "patterns")
 TESTS = (
     *("certificate", "selection", "factors", "patterns", "verdicts", "inversion", "cascade"),
     *("directions", "sampling", "noise", "fedavg", "settings", "features", "defences", "update"),
+    *("weights", "partial"),
 )
 _SLOW = 8.0  # seconds; a test that takes longer is left out
 _MORE = 4.0  # times the tests' own time, after which a mutant counts as endless
