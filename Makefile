@@ -7,13 +7,17 @@ else
 BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test lint docs bench lock clean
+.PHONY: demo test coverage lint docs bench lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/spear demo
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# Of the core; python tools/mutate.py asks whether the tests would notice a fault, too.
+coverage: $(VENV)/installed-dev
+	$(BIN)/python tools/core_coverage.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

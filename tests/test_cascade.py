@@ -9,9 +9,10 @@ import torch
 import spear
 from planted import plant, truth, worst_error
 from spear import CascadeFinder, Outcome
-from spear.cascade import cluster, evenly, vouched
-from spear.directions import Watch, unit
+from spear.cascade import by_signs, cluster, evenly, vouched
+from spear.directions import Directions, Watch, unit
 from spear.errors import InvalidOption
+from spear.factors import factorise
 from spear.guesses import distinct, peel, seek
 from spear.patterns import balance, without
 from spear.pool import Pool
@@ -296,3 +297,21 @@ def test_more_starts_where_rounds_find_nothing():
     assert few.stats["starts"] < many.stats["starts"]
     per_round = many.stats["starts"] / math.ceil(many.stats["rounds"] / 2)
     assert per_round > 8 * 26  # later rounds take more
+
+
+def test_an_output_layer_falls_back_to_sampling():
+    """One linear programme per sample finds none of eighteen; the rest is left to the paper's way."""
+    planted = plant(18, m=60, depth=3, classes=60)
+    factors, watch = factorise(planted.layer("4")), Watch()
+    finder = CascadeFinder(patience=1, max_samples=2000)
+    pools = list(finder.search(factors, generator=torch.Generator().manual_seed(0), watch=watch))
+    assert pools == []
+    assert watch.stats["programmes"] == 18
+    assert watch.stats["submatrices"] >= 2000
+
+
+def test_directions_that_do_not_span_the_batch_are_not_solved_anew(known):
+    side = known.factors.outputs
+    vectors = unit(known.q[:4].T / side.scales[:, None], 0)
+    pool = Directions(side, vectors, known.off[:, :4], torch.full((4,), 2))
+    assert by_signs(known.factors, pool).shape == (0, 16)

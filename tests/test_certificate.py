@@ -1,6 +1,7 @@
 """The judge: what it must certify, and what it must never certify."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from planted import plant, worst_error
 from spear import Outcome, Proof
 from spear.certificate import certify
 from spear.conditions import pattern_holds, predicted_error
-from spear.directions import Directions
+from spear.directions import Directions, unit
 from spear.factors import factorise
 from spear.federated import fedsgd
 from spear.replay import Replay
@@ -230,3 +231,78 @@ def test_labels_are_found_without_a_second_derivative():
     labels, distance = replay.nearest_labels(replay.Z)
     assert torch.equal(labels, expected)
     assert torch.allclose(distance, near)
+
+
+def test_what_is_said_to_be_clipped_apart_is_not_certified():
+    planted = plant(5, m=200)
+    view = dataclasses.replace(planted.view, clipped_apart=True)
+    factors = factorise(view)
+    selection = selection_of(planted, factors)
+    sound, doubts = pattern_holds(factors, selection)
+    assert not sound.any()
+    assert "does not give a sample's scale" in doubts[0]
+    assert not certify(factors, selection, model=planted.model).certified.any()
+
+
+class Inputs:
+    """A finder that knows the inputs of a hidden layer, or mixes of two with the zeros they share."""
+
+    def __init__(self, hidden):
+        self.hidden = hidden
+
+    def search(self, factors, *, generator, watch):
+        R = factors.combine(torch.diag(1 / factors.singular_values))
+        vectors = unit((self.hidden @ R.T / factors.singular_values).T, 0)
+        zeros = (self.hidden == 0).T[factors.live_columns]
+        yield Directions(factors.inputs, vectors, zeros, torch.full((len(self.hidden),), 2))
+
+    def satisfied(self, factors, match):
+        return match >= 1
+
+
+def test_between_two_relus_the_output_gradient_must_fit_inputs_too():
+    """A mean of two inputs is no input, though it has no negative entry: the other side tells."""
+    planted = plant(4, m=60, n=60, depth=3)
+    hidden = planted.model[:2](planted.inputs).detach().double()
+    right = spear.invert(planted.layer("2"), finder=Inputs(hidden))
+    assert (right.outcome, right.proof) == (Outcome.EXACT, Proof.PATTERN)
+    mixed = hidden.clone()
+    mixed[0] = (hidden[0] + hidden[1]) / 2
+    wrong = spear.invert(planted.layer("2"), finder=Inputs(mixed))
+    assert wrong.match == 1  # nothing negative
+    assert wrong.outcome is not Outcome.EXACT
+    recovered = torch.cdist(wrong.inputs[wrong.certified].double(), hidden)
+    assert bool((recovered.min(1).values < 1e-3).all())
+
+
+class _NoSecond(torch.autograd.Function):
+    """The identity, whose gradient has no derivative."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return _Refuses.apply(gradient)
+
+
+class _Refuses(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        raise NotImplementedError("the second derivative")
+
+
+def test_labels_are_found_where_a_second_derivative_is_refused():
+    planted = plant(5, m=90, n=50)
+    factors = factorise(planted.view)
+    selection = selection_of(planted, factors)
+    replay = Replay.prepare(factors, selection, planted.model, None, torch.full((5,), 1e-6))
+    network = replay.network
+    replay.network = lambda z: network(_NoSecond.apply(z))
+    labels, _ = replay.nearest_labels(replay.Z)
+    assert torch.equal(labels, planted.labels)

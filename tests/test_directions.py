@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planted import plant
-from spear.directions import Watch, firmness, redundant, round_to_kernel
+from spear.directions import Watch, _below_gap, firmness, redundant, round_to_kernel
 from spear.factors import factorise
 from spear.pool import Pool
 
@@ -128,3 +128,9 @@ def test_a_row_that_is_nearly_zero_but_not_quite_is_left_out(size, seed):
     assert torch.equal(zeros, off[:, 0])
     exact = torch.linalg.svd(side.basis[off[:, 0]]).Vh[-1]
     assert float(1 - (found @ exact).abs()) < 1e-14
+
+
+def test_where_nothing_lies_above_the_zeros_their_level_stays():
+    values = torch.tensor([0.1, 0.2, 0.3])
+    assert _below_gap(values, 0.5) == 0.5
+    assert _below_gap(torch.tensor([0.1, 0.6, 0.7, 9.0, 10.0]), 0.5) == pytest.approx(0.7)

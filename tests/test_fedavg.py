@@ -6,8 +6,10 @@ from torch import nn
 
 import spear
 from spear import InvalidOption, InvalidUpdate, Outcome, Proof
+from spear.factors import factorise
 from spear.federated import fedavg, mlp
 from spear.metrics import score
+from spear.rescaling import rescale
 from tests_data import batch, real
 
 
@@ -137,6 +139,8 @@ def test_bad_weights_are_named():
         spear.observe(model, after={k: v for k, v in after.items() if k != "2.bias"}, lr=0.1)
     with pytest.raises(InvalidUpdate, match="'extra', which the model has not"):
         spear.observe(model, after={**after, "extra": torch.zeros(2)}, lr=0.1)
+    with pytest.raises(InvalidUpdate, match=r"after\['2.bias'\] has shape \(7,\), the model's"):
+        spear.observe(model, after={**after, "2.bias": torch.zeros(7)}, lr=0.1)
     with pytest.raises(InvalidUpdate, match="NaN"):
         spear.observe(model, after={**after, "0.bias": after["0.bias"] * torch.nan}, lr=0.1)
 
@@ -200,3 +204,29 @@ def test_weights_and_biases_with_rates_of_their_own_are_not_exact(part, factor):
     result = spear.invert(view, model=model)
     assert result.outcome is not Outcome.EXACT
     assert not result.certified.any()
+
+
+def test_targets_that_are_numbers_are_not_trained_again():
+    """The gradient at the outputs is known at the start only: nothing can be repeated with it."""
+    model, x, _ = batch(b=4, n=40, m=120)
+    loss = nn.functional.mse_loss
+    after = fedavg(model, x, torch.randn(4, 5), lr=0.05, epochs=3, loss=loss)
+    view = spear.observe(model, after=after, lr=0.05, epochs=3)
+    result = spear.invert(view, model=model, loss=loss)
+    assert not result.certified.any()
+    assert "with targets that are numbers" in result.reason
+
+
+def test_hidden_layers_are_not_trained_again():
+    model, x, y = batch(b=4, n=60, m=60)
+    after = fedavg(model, x, y, lr=0.01, epochs=2)
+    view = spear.observe(model, after=after, lr=0.01, epochs=2, layer="2")
+    result = spear.invert(view, model=model, max_seconds=3)
+    assert not result.certified.any()
+    assert "changed while the layers before it were trained" in result.reason
+
+
+def test_noise_over_local_steps_is_not_rescaled():
+    model, x, y = batch(b=4, n=60, m=150)
+    view = spear.observe(model, after=fedavg(model, x, y, lr=0.05, epochs=3), lr=0.05, epochs=3)
+    assert rescale(factorise(view), None, model, None) == "the update sums several local steps"

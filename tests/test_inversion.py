@@ -1,5 +1,6 @@
 """Planted updates through the whole pipeline: the answer must come back, or a defined outcome."""
 
+import dataclasses
 import itertools
 import signal
 import threading
@@ -12,7 +13,12 @@ from torch import nn
 import spear
 from planted import plant, worst_error
 from spear import InvalidOption, NotExact, Outcome, Proof, SamplingFinder
+from spear.certificate import certify
+from spear.directions import Directions, Watch, unit
+from spear.factors import factorise
 from spear.federated import fedsgd, mlp
+from spear.inversion import _conclude
+from spear.selection import select
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9}
 
@@ -267,3 +273,32 @@ def test_gradients_with_a_graph_are_taken():
     loss = nn.functional.cross_entropy(model(torch.randn(3, 30)), torch.tensor([0, 1, 2]))
     grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
     assert spear.invert(spear.observe(model, grads), model=model).outcome is Outcome.EXACT
+
+
+def concluded(**changes):
+    """What is concluded from a certificate in which everything is proved, with other factors."""
+    planted = plant(4, m=90)
+    factors = dataclasses.replace(factorise(planted.view), **changes)
+    zeros = (planted.model[0](planted.inputs) <= 0).T[factors.live_rows]
+    R = factors.combine(torch.diag(1 / factors.singular_values))
+    Q = unit(torch.linalg.inv(planted.inputs.double() @ R.T), 0)
+    pool = Directions(factors.outputs, Q, zeros, torch.full((4,), 2))
+    selection = select(factors, pool, Watch())
+    certificate = certify(factors, selection)
+    return _conclude(factors, selection, certificate, planted.inputs, {}, "it ended")
+
+
+def test_samples_beyond_the_noise_forbid_exact():
+    assert concluded().outcome is Outcome.EXACT
+    faded = concluded(faded=True)
+    assert faded.outcome is Outcome.PARTIAL
+    assert bool(faded.certified.all())
+    assert "besides these 4 the batch holds samples whose gradient has vanished" in faded.reason
+
+
+def test_samples_that_drown_are_not_given_back():
+    rough = concluded(noise=1e-4)
+    assert (rough.outcome, len(rough.inputs)) == (Outcome.APPROXIMATE, 4)
+    drowned = concluded(noise=1.0)
+    assert (drowned.outcome, len(drowned.inputs)) == (Outcome.FAILED, 0)
+    assert "the 4 samples drown in it" in drowned.reason

@@ -161,3 +161,51 @@ def test_no_network_before_what_is_not_there():
     assert "used 0 times" in network_before(Functional(), "third")
     assert "used 2 times" in network_before(Shared(), "layer")
     assert "cannot be traced" in network_before(Untraceable(), "net.2")
+
+
+def test_layers_without_a_use_or_an_input_of_their_own():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.spare, self.constant = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.pair, self.head = nn.Bilinear(4, 4, 4), nn.Linear(4, 2)
+            self.lost = nn.Linear(4, 4)
+            self.register_buffer("table", torch.randn(3, 4))
+
+        def forward(self, x):
+            self.lost(x)
+            return self.head(self.pair(x, x) + torch.relu(self.constant(self.table))[:1])
+
+    reports = {report.name: report for report in inspect_layers(Odd())}
+    assert reports["spare"].relu is None
+    assert "not used in the forward pass" in reports["spare"].why
+    assert reports["constant"].relu == "after"
+    assert not reports["constant"].reads_data  # it reads the model's own table
+    assert not reports["head"].reads_data
+    assert "its output goes to 0 places" in reports["lost"].why
+
+
+def test_a_layer_that_two_inputs_meet_in_front_of_reads_no_data():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x, y):
+            return self.head(torch.relu(self.layer(x + y)))
+
+    assert not next(r for r in inspect_layers(Sum()) if r.name == "layer").reads_data
+
+
+def test_no_network_behind_a_layer_whose_output_is_dropped():
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+            self.register_buffer("table", torch.randn(3, 4))
+
+        def forward(self, x):
+            torch.relu(self.layer(x))
+            return self.head(self.table)
+
+    assert network_after(Constant(), "layer") == "layer 'layer' does not reach the model's output"

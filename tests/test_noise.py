@@ -8,7 +8,8 @@ import spear
 from planted import plant, worst_error
 from spear import Outcome, Proof
 from spear.data.photos import photo_crops
-from spear.estimation import Quiet, polish
+from spear.directions import unit
+from spear.estimation import Quiet, polish, refine
 from spear.factors import factorise
 from spear.federated import clipping_factors, fedsgd, least_squares, mlp, output_gradient
 from spear.federated.defences import add_noise
@@ -151,3 +152,77 @@ def test_noise_under_which_the_first_round_finds_nothing_is_no_error():
     noisy = add_noise(fedsgd(net, inputs, torch.arange(6)), 1e-2)
     result = spear.invert(spear.observe(net, noisy), model=net, max_seconds=10)
     assert not result.certified.any()
+
+
+def test_noisy_regressions_keep_the_scale_of_the_bias_gradient():
+    """A loss without labels gives the model nothing to rescale by."""
+    planted = plant(4, m=120, n=150)
+    loss = nn.functional.mse_loss
+    gradients = fedsgd(planted.model, planted.inputs, torch.randn(4, 10), loss)
+    sigma = 2e-3 * float(gradients["0.weight"].square().mean().sqrt())
+    noisy = add_noise(gradients, sigma, torch.Generator().manual_seed(7))
+    view = spear.observe(planted.model, noisy)
+    result = spear.invert(view, model=planted.model, loss=loss)
+    assert result.outcome is Outcome.APPROXIMATE
+    assert result.labels is None
+    assert torch.equal(result.inputs, spear.invert(view).inputs)
+
+
+def test_hidden_layers_are_rescaled_without_the_rule_of_clipping():
+    """Clipping goes by the norm of all layers, of which those before this one are not known."""
+    planted = plant(4, m=100, n=100, depth=4)
+    sigma = 2e-3 * float(planted.gradients["2.weight"].square().mean().sqrt())
+    noisy = add_noise(planted.gradients, sigma, torch.Generator().manual_seed(7))
+    view = spear.observe(planted.model, noisy, layer="2")
+    result = spear.invert(view, model=planted.model)
+    hidden = planted.model[:2](planted.inputs).detach()
+    near = torch.cdist(result.inputs, hidden).min(1)
+    assert result.outcome is Outcome.APPROXIMATE
+    assert float((near.values / hidden.norm(dim=1)[near.indices]).max()) < 0.1
+    assert torch.equal(result.labels, planted.labels[near.indices])
+    assert "clipping" not in result.reason
+
+
+def test_weights_that_follow_no_rule_are_told():
+    weights = torch.tensor([1.0, 3.0, 0.5, 2.0, 0.7])
+
+    def loss(outputs, targets):
+        each = nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return (each * weights).sum()
+
+    planted = plant(5, m=150, n=300, loss=loss)
+    sigma = 1e-2 * float(planted.gradients["0.weight"].square().mean().sqrt())
+    noisy = add_noise(planted.gradients, sigma, torch.Generator().manual_seed(7))
+    result = spear.invert(spear.observe(planted.model, noisy), model=planted.model)
+    assert "follow no rule that is known" in result.reason
+    near = torch.cdist(result.inputs, planted.inputs).min(1)
+    assert sorted(near.indices.tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_no_guesses_are_polished_to_none(data_root):
+    _, _, _, _, view, _ = noisy_update(data_root, 1e-4, None, 44)
+    factors = factorise(view)
+    whole, quiet = both_halves(factors), Quiet.of(factors)
+    nothing = whole.U.new_zeros(20, 0), whole.U.new_zeros(len(whole.U), 0)
+    p, off = polish(quiet, balance(whole), *nothing, by_sign=False)
+    assert p.shape == (20, 0)
+    assert off.shape == (len(whole.U), 0)
+
+
+def test_estimates_that_run_together_stay_as_they_were():
+    """Two of the guesses are one sample: a sweep would make them equal, and the inverse singular."""
+    planted = plant(4, m=120, n=150)
+    sigma = 1e-2 * float(planted.gradients["0.weight"].square().mean().sqrt())
+    noisy = add_noise(planted.gradients, sigma, torch.Generator().manual_seed(7))
+    factors = factorise(spear.observe(planted.model, noisy))
+    whole, quiet = both_halves(factors), Quiet.of(factors)
+    R = factors.combine(torch.diag(1 / factors.singular_values))
+    Q = torch.linalg.inv(planted.inputs.double() @ R.T) * factors.singular_values[:, None]
+    p = quiet.vector(Q)
+    apart, _ = refine(factors, whole, quiet, p)
+    assert float((apart * p).sum(0).abs().min()) > 0.9
+    p[:, 1] = unit(p[:, 0] + 0.05 * p[:, 1], 0)
+    together, _ = refine(factors, whole, quiet, p)
+    overlap = (together.T @ together).abs().fill_diagonal_(0)
+    assert float(overlap.max()) <= float((p.T @ p).abs().fill_diagonal_(0).max()) + 1e-9
+    assert float(torch.linalg.svdvals(together)[-1]) > 1e-3

@@ -168,3 +168,34 @@ def test_an_expired_watch_ends_the_search():
     factors = factorise(plant(4).view)
     watch = Watch(max_seconds=0.0)
     assert list(SamplingFinder().search(factors, generator=torch.Generator(), watch=watch)) == []
+
+
+def test_independent_submatrices_are_one_of_each_block():
+    planted = plant(5, m=90)
+    side = factorise(planted.view).outputs
+    generator = torch.Generator().manual_seed(0)
+    alone, tried = kernels(side, 4, generator, Draw(300, independent=True))
+    assert tried == Draw(300, independent=True).submatrices(side, 4) == 300
+    _, of_all = kernels(side, 4, generator, Draw(300))
+    assert of_all == 5 * 300
+    finder = SamplingFinder(independent=True, max_samples=20_000)
+    result = spear.invert(planted.view, model=planted.model, finder=finder)
+    assert result.outcome is spear.Outcome.EXACT
+    assert len(alone)
+
+
+def test_no_submatrix_where_rows_are_too_few():
+    side = factorise(plant(5, m=90).view).outputs
+    draw = Draw(8, among=torch.arange(4))
+    q, tried = kernels(side, 4, torch.Generator(), draw)
+    assert q.shape == (0, 5)
+    assert tried == draw.submatrices(side, 4) == 1
+
+
+@pytest.mark.parametrize(("layer", "sides"), [("0", {"outputs"}), ("4", {"inputs"})])
+def test_the_side_that_a_relu_makes_sparse_is_sampled(layer, sides):
+    planted = plant(3, m=40, n=40, depth=3, classes=12)
+    found = SamplingFinder(max_samples=3_000).search(
+        factorise(planted.layer(layer)), generator=torch.Generator().manual_seed(0), watch=Watch()
+    )
+    assert {pool.side.name for pool in found} == sides

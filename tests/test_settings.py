@@ -186,6 +186,31 @@ def test_a_regression_replay_refuses_another_model():
     assert not result.certified.any()
 
 
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.functional.mse_loss])
+def test_one_logit_gives_labels_and_one_number_does_not(loss):
+    model, x, _ = batch(b=6, n=40, m=120, classes=1)
+    targets = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 0.0])[:, None]
+    view = spear.observe(model, fedsgd(model, x, targets, loss))
+    result = spear.invert(view, model=model, loss=loss)
+    assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.REPLAY)
+    if loss is nn.functional.mse_loss:
+        assert result.labels is None
+    else:
+        order = torch.cdist(result.inputs, x).argmin(1)
+        assert torch.equal(result.labels, targets[order, 0].long())
+
+
+def test_more_outputs_than_a_gradient_can_be_solved_for():
+    """With half as many outputs as neurons some slope fits almost anything: that is no proof."""
+    model, x, _ = batch(b=4, n=40, m=90, classes=45)
+    targets = torch.randn(4, 45, generator=torch.Generator().manual_seed(5))
+    loss = nn.MSELoss()
+    view = spear.observe(model, fedsgd(model, x, targets, loss))
+    result = spear.invert(view, model=model, loss=loss)
+    assert result.proof is Proof.PATTERN
+    assert "too many outputs" in result.reason
+
+
 @pytest.mark.parametrize("activation", [nn.LeakyReLU(), nn.GELU(), nn.SiLU(), nn.ELU(), nn.Tanh()])
 def test_activations_without_zeros_are_refused_with_the_reason(activation):
     model = nn.Sequential(nn.Linear(20, 50), activation, nn.Linear(50, 4))
@@ -207,3 +232,13 @@ def test_train_mode_before_the_layer_is_named(before, words):
     assert words in view.choice
     assert words in spear.invert(view, model=model).reason
     assert words not in spear.observe(model.eval(), gradients).choice
+
+
+def test_a_regression_without_later_gradients_is_no_replay():
+    model, x, _ = batch(b=4, n=40, m=120, classes=3)
+    targets = torch.randn(4, 3, generator=torch.Generator().manual_seed(5))
+    gradients = fedsgd(model, x, targets, nn.functional.mse_loss)
+    alone = {name: g for name, g in gradients.items() if name.startswith("0.")}
+    result = spear.invert(spear.observe(model, alone), model=model, loss=nn.functional.mse_loss)
+    assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.PATTERN)
+    assert "targets that are numbers" in result.reason

@@ -12,7 +12,7 @@ import torch
 import spear
 from planted import plant, truth
 from spear import guesses, sampling, spread
-from spear.spread import Spread, pack, unpack
+from spear.spread import Spread, _work, pack, unpack
 
 
 @pytest.fixture(scope="module")
@@ -223,3 +223,9 @@ def test_what_is_no_executor_is_refused(executor):
 def test_no_workers_are_refused():
     with pytest.raises(spear.InvalidOption, match="at least one worker, got 0"):
         spear.workers(0)
+
+
+def test_a_worker_computes_what_this_process_would():
+    a, b, c = torch.randn(3), torch.randn(3), torch.randn(3)
+    answer = _work(torch.addcmul, pack((a,)), pack((b, c)))
+    assert torch.equal(unpack(answer), torch.addcmul(a, b, c))

@@ -160,3 +160,28 @@ def test_the_public_names():
             "NotExact",
         )
     )
+
+
+def test_a_layer_given_directly_says_so():
+    planted = plant(3)
+    view = spear.LayerUpdate(
+        weight=planted.view.weight,
+        bias=planted.view.bias,
+        weight_grad=planted.view.weight_grad,
+        bias_grad=planted.view.bias_grad,
+    )
+    assert view.choice == "one layer, 50 -> 60, given directly"
+
+
+def test_one_tensor_is_no_list_of_gradients():
+    planted = plant(3)
+    with pytest.raises(InvalidUpdate, match="got one tensor"):
+        spear.observe(planted.model, planted.gradients["0.weight"])
+
+
+def test_parameters_without_a_gradient_may_be_none():
+    planted = plant(3, depth=3)
+    gradients = [None if n == "4.bias" else g for n, g in planted.gradients.items()]
+    view = spear.observe(planted.model, gradients)
+    assert torch.equal(view.weight_grad, planted.view.weight_grad)
+    assert set(planted.view.others) - set(view.others) == {"4.bias"}

@@ -8,7 +8,7 @@ from planted import plant, worst_error
 from spear import Outcome, Proof
 from spear.federated import defences, fedavg, fedsgd, mlp
 from spear.sides import Sides, Turn, with_sides
-from spear.weights import merged, vanished
+from spear.weights import merged, odd, usual, vanished
 
 ALL = torch.ones(4, dtype=torch.bool)
 
@@ -137,3 +137,25 @@ def test_a_neuron_that_the_client_rounded_to_the_other_side_costs_no_proof():
         assert worst_error(result.inputs, planted.inputs) < 1e-3
         proved += result.outcome is Outcome.EXACT
     assert proved == 6
+
+
+def test_where_no_weight_is_usual_none_is_odd():
+    clipped = torch.tensor([0.1, 0.2, 0.35, 0.5])
+    assert usual(clipped, ALL) is None
+    assert not odd(clipped, ALL).any()
+    assert vanished(clipped, ALL) == 0
+    nobody = ~ALL
+    assert usual(clipped, nobody) is None
+    assert not odd(clipped, nobody).any()
+    assert not merged(clipped, nobody).any()
+
+
+def test_a_weight_that_is_off_by_more_than_rounding_is_odd():
+    factor = torch.tensor([0.25, 0.25, 0.25, 0.25 * 1.002, 0.25 * 1.0005])
+    assert odd(factor, torch.ones(5, dtype=torch.bool)).tolist() == [
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]

@@ -100,11 +100,6 @@ class Watch:
     def expired(self) -> bool:
         return self.max_seconds is not None and self.seconds >= self.max_seconds
 
-    @property
-    def over(self) -> bool:
-        """Has the time passed, or did the user interrupt?"""
-        return self.expired or "interrupted" in self.stats
-
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Adds the seconds spent inside to the stage, less those of stages within it."""

@@ -278,7 +278,7 @@ def _tells_all(seen: Sketch, m: int, n: int, eps: float) -> bool:
 
 
 def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
-    """The numerical rank of an m x n matrix with singular values s; None where no gap shows.
+    """The numerical rank of an m x n matrix with singular values s, all of them; None without a gap.
 
     A clean update falls by orders of magnitude behind its last sample. A noisy one ends in the bulk
     of a random matrix, whose largest singular value is sigma (sqrt m + sqrt n).
@@ -298,12 +298,11 @@ def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
     # taken for noise stand out further.
     median = s[(positions + r) // 2]  # of s_i, s_i+1, ...: they are sorted
     quiet = (s[1:] <= 10 * edge[1:]) & (s[1:] <= 1000 * median[1:].clamp_min(floor))
-    clean = torch.where(quiet & (s[:-1] > floor), drop, 0.0)
+    clean = torch.where(quiet, drop, 0.0)  # values below the floor drop no further
     gaps = torch.nonzero(clean >= 100).flatten()
     if len(gaps):
         return int(gaps[-1]) + 1
-    whole = r >= min(m, n)
-    gaussian = _gaussian_from(s, edge, m, n) if whole else None
+    gaussian = _gaussian_from(s, edge, m, n)
     if gaussian is not None:
         return gaussian
     # Other noise keeps to the edge as well, and the samples stand out of it; a spectrum that merely
@@ -312,12 +311,12 @@ def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
     if shown > 0 and float(clean[:shown].max()) >= 10:
         return int(clean[:shown].argmax()) + 1
     bulk = torch.nonzero((s <= 1.1 * edge)[:shown]).flatten()
-    return _before_a_drop(drop, int(bulk[0]), whole) if len(bulk) else None
+    return _before_a_drop(drop, int(bulk[0])) if len(bulk) else None
 
 
-def _before_a_drop(drop: Tensor, rank: int, whole: bool) -> int | None:
+def _before_a_drop(drop: Tensor, rank: int) -> int | None:
     """The rank, if the spectrum falls behind it; a sample or two as faint as noise count as noise."""
-    for faint in range(1 + max(1, rank // 10) if whole else 1):
+    for faint in range(1 + max(1, rank // 10)):
         if rank == faint or float(drop[rank - faint - 1]) >= 1.2:
             return rank - faint
     return None

@@ -205,7 +205,7 @@ def _checked(
         raise InvalidOption(f"expected max_seconds > 0, got {max_seconds!r}")
     if executor is not None and not hasattr(executor, "submit"):
         raise InvalidOption(f"expected an executor such as spear.workers(2), got {executor!r}")
-    if executor is not None and view.weight_grad.device.type != "cpu":
+    if executor is not None and view.weight_grad.device.type != "cpu":  # pragma: no cover: a GPU
         raise InvalidOption(
             "expected an update on the CPU, where an executor's workers compute, got one on "
             f"{view.weight_grad.device}: move it, or leave out executor="

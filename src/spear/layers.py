@@ -105,10 +105,10 @@ def network_after(model: nn.Module, layer: str) -> nn.Module | str:
             graph.node_copy(node, lambda n: copies[n])
         elif node.op != "placeholder" and all(n in copies for n in node.all_input_nodes):
             copies[node] = graph.node_copy(node, lambda n: copies[n])
-    if not any(n.op == "placeholder" and n.users for n in graph.nodes):
-        return f"layer {layer!r} does not reach the model's output"
     behind = Traced(traced, graph)
     behind.graph.eliminate_dead_code()
+    if not any(n.op == "placeholder" and n.users for n in behind.graph.nodes):
+        return f"layer {layer!r} does not reach the model's output"
     behind.recompile()
     return behind
 

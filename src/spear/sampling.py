@@ -187,7 +187,7 @@ class _Plan:
     def _draws(self) -> Iterator[tuple[int, Draw]]:
         """Draws for each pool in turn, from what it has found when they are asked for."""
         planned = self.watch.count("submatrices", 0)
-        for step in itertools.count(1):
+        for step in itertools.count(1):  # pragma: no branch: it ends by the budget or the time
             for i, pool in enumerate(self.pools):
                 if planned >= self.budget or self.watch.expired:
                     return

@@ -122,7 +122,7 @@ class _Matching:
         self.off[live] = pool.zeros  # (m, c) dL/dZ = 0, in silent neurons for every direction
         self.on = torch.zeros_like(self.off)
         # Rounding adds up over millions of inputs: a direction's own zeros show what a zero may be.
-        level = torch.where(pool.zeros, values, pool.side.zero).amax(0).clamp_min(pool.side.zero)
+        level = torch.where(pool.zeros, values, pool.side.zero).amax(0)
         self.on[live] = values > UNDECIDED * level  # (m, c) dL/dZ surely not 0
         self.h = factors.bias_coordinates
 

@@ -1,0 +1,211 @@
+"""The sign half against its definitions: chances, balance, regression, and who is trusted.
+
+Each test notices small faults in `patterns.py` that no other test noticed (tools/mutate.py).
+"""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from scipy.stats import norm
+
+import spear
+from planted import plant, truth
+from spear.directions import unit
+from spear.factors import factorise
+from spear.federated import fedavg
+from spear.patterns import (
+    AGREES,
+    Halves,
+    Signs,
+    agreement,
+    balance,
+    both_halves,
+    chance_off,
+    read_samples,
+    trusted,
+)
+from test_patterns import uncentred
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return truth(uncentred())
+
+
+def trained(lr, epochs):
+    planted = plant(4, m=80, n=50, dtype=torch.float64)
+    after = fedavg(planted.model, planted.inputs, planted.labels, lr=lr, epochs=epochs)
+    view = spear.observe(planted.model, after=after, lr=lr, epochs=epochs)
+    return planted, after, factorise(view)
+
+
+def test_after_training_signs_are_taken_halfway_and_asked_to_agree_less():
+    planted, after, factors = trained(0.2, 3)
+    whole = both_halves(factors)
+    layer, live = planted.model[0], factors.live_rows
+    W = (layer.weight.detach() + after["0.weight"]) / 2
+    bias = (layer.bias.detach() + after["0.bias"]) / 2
+    # z of x = c U^T dL/dW, for c with c . h = 1
+    c = torch.randn(7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    c = c / (c @ whole.h)[:, None]
+    x = factors.combine(c)
+    assert torch.allclose(whole.H @ c.T, ((x @ W.T + bias).T)[live], atol=1e-9)
+    assert whole.agrees == 0.88
+    assert both_halves(trained(0.2, 1)[2]).agrees == AGREES == 0.95
+    assert both_halves(factorise(planted.view)).agrees == 0.95
+
+
+def expected_chance(whole):
+    """Phi(-shrunk offset), the spread by an orthonormal basis of what is orthogonal to h."""
+    r = whole.missing
+    Q = torch.linalg.qr(torch.cat([whole.h[:, None], torch.eye(r).double()], 1)).Q[:, 1:r]
+    length = float(whole.h.norm())
+    mean = whole.H @ whole.h / length**2
+    spread = (whole.H @ Q).norm(dim=1) / length
+    offset = mean / spread
+    excess = r * float(((offset - offset.mean()) ** 2).sum()) / (len(offset) - 1)
+    shrink = max(0.0, 1 - 2 / excess)
+    return torch.from_numpy(norm.cdf(-(offset * shrink).numpy())), shrink
+
+
+def test_the_chance_of_a_row_is_that_of_samples_spread_around_the_mean(answer):
+    expected, shrink = expected_chance(answer.whole)
+    assert 0.5 < shrink < 1
+    assert torch.allclose(chance_off(answer.whole), expected, atol=1e-9)
+
+
+def flat(offsets, r=3):
+    """Rows with these offsets: mean along h = (1, 0, ...), spread one along another axis."""
+    H = torch.zeros(len(offsets), r, dtype=torch.float64)
+    H[:, 0], H[:, 1] = torch.tensor(offsets), 1.0
+    h = torch.zeros(r, dtype=torch.float64)
+    h[0] = 1
+    one = torch.eye(r, dtype=torch.float64)
+    return Halves(H, H, h, AGREES, one, one)
+
+
+def test_offsets_no_larger_than_chance_are_shrunk_to_nothing():
+    assert chance_off(flat([0.5, -0.5, 0.4, -0.4])).tolist() == [0.5] * 4  # 3 var = 0.8 < 2
+    larger = chance_off(flat([2.0, -2.0, 2.0, -2.0]))  # 3 var = 16: shrunk by an eighth
+    assert larger.tolist() == pytest.approx([norm.cdf(-1.75), norm.cdf(1.75)] * 2)
+    assert chance_off(flat([3.0])).tolist() == [0.5]  # one row says nothing of the others
+    assert chance_off(flat([2.0, 2.0])).tolist() == [0.5] * 2  # nor do rows that are the same
+
+
+def test_a_row_without_spread_is_surely_on_or_off():
+    whole = flat([2.0, -2.0, 2.0, -2.0])
+    H = whole.H.clone()
+    H[0, 1] = 0.0
+    chance = chance_off(dataclasses.replace(whole, H=H))
+    assert float(chance[0]) == 0
+    assert bool(chance.isfinite().all())
+    H[2, 0] = 0.0  # a row without a mean beside it, and means that are all negative
+    for sign in (1.0, -1.0):
+        chance = chance_off(dataclasses.replace(whole, H=sign * H.abs()))
+        assert float(chance[0]) == (0 if sign > 0 else 1)
+        assert float(chance[2]) == 0.5
+        assert bool(chance.isfinite().all())
+
+
+def test_balanced_rows_have_one_size_and_the_signs_too(answer):
+    even = balance(answer.whole)
+    assert torch.allclose(even.U.norm(dim=1), torch.full((len(even.U),), 4.0).double())  # sqrt 16
+    assert float(even.H.square().mean()) == pytest.approx(1)
+    assert even.agrees == answer.whole.agrees
+    assert torch.equal(even.weights, chance_off(answer.whole).clamp_min(1e-3))
+    assert float(even.weights.min()) == 1e-3
+    # Tyler's scatter: rows of one size, weighed, are white; after three sweeps to a tenth or so.
+    rows = unit(even.U)
+    scatter = rows.T @ (even.weights[:, None] * rows)
+    scatter = scatter / scatter.diagonal().mean()
+    assert float((scatter - torch.eye(16).double()).abs().max()) < 0.2
+    change = even.change
+    assert torch.equal(change, change.triu())
+    size = (answer.whole.H @ change.T).square().mean().sqrt()
+    assert torch.allclose(even.c_basis, change.T / size)
+
+
+def test_signs_are_a_ridge_regression_towards_the_direction(answer):
+    even = balance(answer.whole)
+    generator = torch.Generator().manual_seed(0)
+    q = unit(torch.randn(16, 3, generator=generator, dtype=torch.float64), 0)
+    activity = torch.rand(len(even.H), 3, generator=generator, dtype=torch.float64)
+    z = Signs(even, torch.float64, ridge=0.7).read(q, activity)
+    for i in range(3):
+        pattern = activity[:, i] - activity[:, i].mean()
+        along = even.H @ q[:, i]
+        along = along * (along @ pattern) / (along @ along)
+        A = even.H.T @ even.H + 0.7 * len(even.H) * torch.eye(16).double()
+        expected = along + even.H @ torch.linalg.solve(A, even.H.T @ (pattern - along))
+        expected = expected / expected.square().mean().sqrt()
+        assert torch.allclose(z[:, i], expected, atol=1e-9)
+    one = Signs(even, torch.float64).read(q, activity)
+    assert torch.allclose(one, Signs(even, torch.float64, ridge=1.5).read(q, activity))
+    assert Signs(even, torch.float32).read(q.float(), activity.float()).dtype == torch.float32
+    assert bool(Signs(even, torch.float64).read(0 * q, activity).isfinite().all())
+
+
+# Who is trusted
+
+
+def mix(answer, i, j):
+    return unit(answer.q[i] + answer.q[j]), answer.off[:, i] & answer.off[:, j]
+
+
+def with_mixes(answer, found, pairs):
+    q, off = [*answer.q[:found]], [*answer.off[:, :found].T]
+    for i, j in pairs:
+        vector, zeros = mix(answer, i, j)
+        q.append(vector)
+        off.append(zeros)
+    return torch.stack(q), torch.stack(off)
+
+
+@pytest.fixture(scope="module")
+def centred():
+    return truth(plant(16, m=200, n=120))
+
+
+@pytest.mark.parametrize("pairs", [[(12, 13), (14, 15)], [(8, 9), (10, 11), (12, 13), (14, 15)]])
+def test_several_mixes_are_dropped_and_no_sample_with_them(centred, pairs):
+    q, off = with_mixes(centred, 7, pairs)
+    kept, c = trusted(centred.whole, q, off)
+    assert torch.equal(kept, q[:7])
+    assert torch.allclose((c * kept).sum(1), torch.ones(7).double())
+    cosine = (unit(c) * unit(centred.C[:7])).sum(1)
+    assert float(cosine.abs().min()) > 0.9
+
+
+def test_more_directions_than_samples_are_cut_down_to_the_sparsest(centred):
+    q, off = with_mixes(centred, 16, [(0, 1), (2, 3)])
+    kept, c = trusted(centred.whole, q, off)
+    assert kept.shape == c.shape == (16, 16)
+    assert sorted(map(tuple, kept.tolist())) == sorted(map(tuple, q[:16].tolist()))
+
+
+def test_how_much_signs_must_agree_is_up_to_the_caller(centred):
+    q, off = with_mixes(centred, 6, [(14, 15)])
+    _, share = read_samples(centred.whole, q, off)
+    assert float(share.min()) < AGREES
+    kept, _ = trusted(centred.whole, q, off, agrees=float(share.min()))
+    assert torch.equal(kept, q)
+    assert len(trusted(centred.whole, q, off)[0]) == 6
+
+
+def test_where_nothing_agrees_nothing_is_trusted(centred):
+    generator = torch.Generator().manual_seed(0)
+    q = unit(torch.randn(4, 16, generator=generator, dtype=torch.float64))
+    off = torch.rand(4, centred.off.shape[0], generator=generator) < 0.5
+    kept, c = trusted(centred.whole, q, off)
+    assert kept.shape == c.shape == (0, 16)
+
+
+def test_every_direction_has_the_whole_space_to_agree_in(centred):
+    """`agreement` leaves c free: b samples at once or one alone, the shares are the same."""
+    q, off = centred.q, centred.off.T
+    together = agreement(centred.whole, q, off)
+    alone = torch.cat([agreement(centred.whole, q[i : i + 1], off[i : i + 1]) for i in range(3)])
+    assert torch.allclose(together[:3], alone, atol=1e-6)
+    assert math.isclose(float(together.max()), 1, abs_tol=0.02)

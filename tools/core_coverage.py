@@ -1,0 +1,91 @@
+"""Branch coverage of the core, module by module; fails below 95 % of its branches.
+
+    python tools/core_coverage.py             # runs the core's tests with coverage, two at a time
+    python tools/core_coverage.py --report    # only tells of the last run, or of `make test`'s
+
+Needs pytest-cov. Tests that start Flower, Ray, a browser or the command line are left out: they take
+minutes, and reach nothing of the core that the others do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LEAST = 95.0  # per cent of the branches
+TESTS = (
+    *("cascade", "certificate", "defences", "directions", "errors", "factors", "features"),
+    *("fedavg", "inversion", "layers", "mutants_certificate", "mutants_factors"),
+    *("mutants_factors_size", "mutants_patterns", "mutants_selection", "noise", "partial"),
+    *("patterns", "sampling", "selection", "settings", "spread", "theory", "update", "verdicts"),
+    "weights",
+)
+_SLOW = "not needs_little_extra_memory"  # a gigabyte, to measure memory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--report", action="store_true", help="do not run the tests")
+    if not parser.parse_args().report:
+        run()
+    sys.exit(0 if show() >= LEAST else 1)
+
+
+def core() -> list[str]:
+    """The modules that tests/test_structure.py calls the core."""
+    tree = ast.parse((ROOT / "tests" / "test_structure.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CORE":
+            return list(ast.literal_eval(node.value))
+    raise SystemExit("expected a list CORE in tests/test_structure.py, found none")
+
+
+def run() -> None:
+    files = [f"tests/test_{name}.py" for name in TESTS]
+    files += [f"src/spear/{name}.py" for name in core()]  # their examples
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "2",
+        "--cov",
+        "--cov-report=",
+        "-k",
+        _SLOW,
+    ]
+    subprocess.run([*command, *files], cwd=ROOT, check=True)
+
+
+def show() -> float:
+    """Print a row a module; the share of branches taken, in per cent."""
+    command = [sys.executable, "-m", "coverage", "json", "-q", "-o", "-"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    files = json.loads(done.stdout)["files"]
+    print(f"{'module':16} {'lines':>7} {'branches':>9}  not taken")
+    taken = total = 0
+    for name in core():
+        seen = files[str(Path("src") / "spear" / f"{name}.py")]
+        figures = seen["summary"]
+        taken += figures["covered_branches"]
+        total += figures["num_branches"]
+        missing = " ".join(f"{a}->{'exit' if b < 0 else b}" for a, b in seen["missing_branches"])
+        lines = share(figures["covered_lines"], figures["num_statements"])
+        branches = share(figures["covered_branches"], figures["num_branches"])
+        print(f"{name:16} {lines:6.1f}% {branches:8.1f}%  {missing}")
+    print(f"{'the core':16} {'':7} {share(taken, total):8.1f}%  {taken} of {total} branches")
+    return share(taken, total)
+
+
+def share(part: int, whole: int) -> float:
+    return 100.0 * part / whole if whole else 100.0
+
+
+if __name__ == "__main__":
+    main()
