@@ -22,6 +22,7 @@ from spear.audit.subject import Subject
 from spear.audit.sweep_report import exit_code, report
 from spear.audit.utility import Training
 from spear.cli_audit_table import show
+from spear.cli_console import PlainConsole
 from spear.cli_invert import parse_look, writable, write
 from spear.cli_reproduce import watched
 from spear.errors import DataError, InvalidOption
@@ -216,7 +217,7 @@ def audit(
     target = report_file or out / "report.html"
     for path in (json, target, out / "rows"):
         writable(path)
-    console = Console(highlight=False, stderr=str(json) == "-")
+    console = PlainConsole(stderr=str(json) == "-")
     planned.check()
     if not only_draw:
         silent = quiet or console.stderr  # its progress goes where the JSON goes

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from spear.audit.check_files import CheckFiles, check_files
 from spear.audit.preflight import Preflight, Verdict
+from spear.cli_console import PlainConsole
 from spear.cli_invert import writable, write
 from spear.errors import InvalidOption
 from spear.report import Level
@@ -177,7 +178,7 @@ def check(
     began = time.monotonic()
     found = check_files(files, layer=layer, **options)
     seconds = time.monotonic() - began
-    console = Console(highlight=False, stderr=str(json) == "-")
+    console = PlainConsole(stderr=str(json) == "-")
     _show(console, found, quiet)
     command = shlex.join(["spear", *sys.argv[1:]])
     name = model or (weights.name if weights else "the model")
@@ -211,9 +212,7 @@ def _show(console: Console, found: Preflight, quiet: bool) -> None:
             words = f"  [{tint}]{escape(remark.subject)}[/{tint}]: {escape(remark.words)}"
             console.print(words, soft_wrap=True)
     # Lines are folded for terminals only.
-    wide = (
-        console if console.is_terminal else Console(file=console.file, width=_WIDE, highlight=False)
-    )
+    wide = console if console.is_terminal else PlainConsole(file=console.file, width=_WIDE)
     for table in (found.predictions.table(), found.layers):
         if table.rows:
             wide.print()

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from spear.audit.demo import DemoRun, DemoSettings, run_demo
+from spear.cli_console import PlainConsole
 from spear.cli_progress import progress
 from spear.inversion import Outcome
 from spear.report.files import write_private
 
-console = Console(highlight=False)
+console = PlainConsole()
 
 
 def demo(

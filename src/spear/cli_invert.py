@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from spear.audit.update_files import UpdateFiles, invert_files
+from spear.cli_console import PlainConsole
 from spear.cli_progress import progress
 from spear.errors import InvalidOption
 from spear.inversion import FINDERS, Outcome
@@ -166,7 +167,7 @@ def invert(
     look = None if shape is None else parse_look(shape, mean, std)
     for path in (json, report, out and out / "recovered.safetensors"):
         writable(path)
-    console = Console(highlight=False, stderr=str(json) == "-")
+    console = PlainConsole(stderr=str(json) == "-")
     with progress(console, quiet) as show:
         made = invert_files(
             files,

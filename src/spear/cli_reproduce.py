@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from spear.cli_console import PlainConsole
 from spear.errors import InvalidOption
 from spear.paper import catalogue
 from spear.paper import page as pages
@@ -22,7 +22,7 @@ from spear.paper import reproduce as flow
 from spear.trials import Engine, LocalEngine, Row, Status, Step, Trial
 from spear.trials.remaining import Remaining
 
-console = Console(highlight=False)
+console = PlainConsole()
 _TELL = 30.0  # seconds between two lines where nobody watches a bar
 
 

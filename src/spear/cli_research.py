@@ -8,15 +8,15 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from spear import theory as lemmas
 from spear.audit import frontier, frontier_report
+from spear.cli_console import PlainConsole
 from spear.errors import InvalidOption
 
-console = Console(highlight=False)
+console = PlainConsole()
 
 
 def bench(

@@ -49,7 +49,7 @@ class Bounded(io.BytesIO):
     def _spend(self, count: int) -> None:
         self.left -= count
         if self.left < 0:
-            raise Refused("expected a small description of the tensors, got a huge one")
+            raise Refused("expected a short pickle, got one that asks for more than there can be")
 
 
 class PickleMachine:

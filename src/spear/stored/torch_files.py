@@ -51,7 +51,9 @@ def _zipped(path: Path) -> Any:
             )
         (root,) = roots
         if opened.getinfo(f"{root}data.pkl").file_size > _PICKLED:
-            raise Refused("expected a small description of the tensors, got a huge one")
+            raise Refused(
+                f"expected at most {_PICKLED:,} bytes that describe its tensors, got more"
+            )
         content = TensorsOnly().load(opened.read(f"{root}data.pkl"))
         order = f"{root}byteorder"
         swapped = order in opened.namelist() and opened.read(order) == b"big"
