@@ -20,6 +20,7 @@ from spear.cli_progress import progress
 from spear.errors import InvalidOption
 from spear.inversion import FINDERS, Outcome
 from spear.report import Finding, Look, Report
+from spear.report.files import check_replaceable
 from spear.report.saving import save_inputs
 
 _COLOURS = {
@@ -221,9 +222,8 @@ def writable(path: Path | None) -> None:
     """Raise unless a file can be written there: better now than after a long attack."""
     if path is None or str(path) == "-":
         return
-    if path.is_dir():
-        raise InvalidOption(f"expected a file to write, got the folder {path}")
-    existing = next(folder for folder in path.absolute().parents if folder.exists())
+    check_replaceable(path)
+    existing = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise InvalidOption(f"cannot write {path}: {existing} is no folder that can be written to")
 

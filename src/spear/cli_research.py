@@ -14,6 +14,7 @@ from rich.table import Table
 from spear import theory as lemmas
 from spear.audit import frontier, frontier_report
 from spear.cli_console import PlainConsole
+from spear.cli_invert import writable
 from spear.errors import InvalidOption
 
 console = PlainConsole()
@@ -42,19 +43,22 @@ def bench(
     settings = [frontier.Setting.parse(row) for row in rows] if rows else frontier.BAR
     if threads:
         torch.set_num_threads(threads)
+    for path in (out, plot):
+        writable(path)
     if not only_draw:
         if data is None:
             raise InvalidOption("expected --data or SPEAR_DATA, the folder with the datasets")
-        with out.open("a", encoding="utf-8") as file:
-            for row in frontier.run(
-                settings, data, batches=batches, seed=seed, compare=compare, max_seconds=max_seconds
-            ):
+        if out.exists():
+            frontier_report.load(out)  # what is none of ours is not added to
+        for row in frontier.run(
+            settings, data, batches=batches, seed=seed, compare=compare, max_seconds=max_seconds
+        ):
+            with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-                file.flush()
-                console.print(
-                    f"{row['data']} {row['b']}x{row['m']}{' raw' if row['raw'] else ''} "
-                    f"seed {row['seed']} {row['finder']}: {row['outcome']}, {row['seconds']:.2f} s"
-                )
+            console.print(
+                f"{row['data']} {row['b']}x{row['m']}{' raw' if row['raw'] else ''} "
+                f"seed {row['seed']} {row['finder']}: {row['outcome']}, {row['seconds']:.2f} s"
+            )
     measured = frontier_report.load(out)
     console.print(escape(frontier_report.table(measured)), soft_wrap=True)
     console.print(escape(frontier_report.stages(measured)), soft_wrap=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from spear.errors import InvalidFile, MissingExtra
+from spear.stored.json_text import parsed
 from spear.stored.limits import checked_size, looks_like
 from spear.stored.npz_files import read_npz
 from spear.stored.torch_files import read_torch
@@ -63,19 +64,23 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
     except ImportError as error:
         raise MissingExtra("safetensors", "cli") from error
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-    if header > min(path.stat().st_size, _LARGEST_HEADER):
-        raise InvalidFile(
-            f"{path} is no safetensors file, or a damaged one: it says its header has {header:,} bytes"
-            f"{looks_like(path)}"
-        )
     try:
+        _check_header(path)
         return dict(load_file(path))
     except (SafetensorError, ValueError, LookupError, RuntimeError, TypeError) as error:
+        words = str(error).partition("\n")[0][:200]
         raise InvalidFile(
-            f"{path} is no safetensors file, or a damaged one: {str(error)[:200]}{looks_like(path)}"
+            f"{path} is no safetensors file, or a damaged one: {words}{looks_like(path)}"
         ) from error
+
+
+def _check_header(path: Path) -> None:
+    """ValueError unless it is short and names each tensor once, which safetensors leaves open."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(path.stat().st_size, _LARGEST_HEADER):
+            raise ValueError(f"it says its header has {length:,} bytes")
+        parsed(file.read(length))
 
 
 def _torch(path: Path) -> dict[str, Tensor]:

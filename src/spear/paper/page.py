@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from spear.paper import catalogue, plots
 from spear.paper.drawing import Drawing
 from spear.paper.experiment import Experiment
 from spear.paper.reproduce import rows_for
+from spear.report.files import write_private
 from spear.trials import Row, RowFile
 
 _INTRO = """# Results
@@ -97,6 +97,4 @@ def _origin(name: str, experiment: Experiment, rows: Sequence[Row]) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_private(path, text.encode())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spear.errors import MissingExtra
+from spear.report.files import write_all_private
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,8 +56,16 @@ def figure(width: float = 3.4, height: float = 2.4) -> Figure:
 def save(drawn: Figure, path: Path) -> list[Path]:
     """As PNG and as SVG."""
     files = [path.with_suffix(".png"), path.with_suffix(".svg")]
-    drawn.savefig(files[0], dpi=200, metadata={"Software": None})
-    drawn.savefig(files[1], metadata={"Date": None, "Creator": None})
+    options: list[dict[str, Any]] = [
+        {"dpi": 200, "metadata": {"Software": None}},
+        {"metadata": {"Date": None, "Creator": None}},
+    ]
+    contents = {}
+    for file, how in zip(files, options, strict=True):
+        buffer = io.BytesIO()
+        drawn.savefig(buffer, format=file.suffix[1:], **how)
+        contents[file] = buffer.getvalue()
+    write_all_private(contents)
     return files
 
 

@@ -86,7 +86,7 @@ def looks_like(path: Path) -> str:
     """A remark on what a file seems to be instead; empty if that is not known."""
     with path.open("rb") as file:
         head = file.read(64).lstrip()
-    if head[8:10] == b'{"':
+    if head[8:10] == b'{"' and path.suffix != ".safetensors":
         return "; it looks like a .safetensors file"
     found = [words for start, words in _BEGINNINGS.items() if head.startswith(start)]
     return f"; it looks like {found[0]}" if found else ""

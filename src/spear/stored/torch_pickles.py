@@ -110,7 +110,7 @@ class TensorsOnly(PickleMachine):
         **{f"torch {name}": name for name in _DTYPES},
         **dict.fromkeys(_PLAIN, "plain"),
     }
-    most_steps = 2 * 10**6  # a tensor takes 40
+    most_steps = 10**6  # a tensor takes 40
     expected = "tensors, numbers and text"
 
     def __init__(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from spear.errors import DataError, MissingExtra
+from spear.stored.json_text import LARGEST_ROWS, bytes_of, parsed
 from spear.trials.trial import Row
 
 
@@ -27,7 +27,7 @@ class RowFile:
         """By the key of their trial, in the order in which they were first written."""
         if not self.path.exists():
             return {}
-        *lines, torn = self.path.read_bytes().split(b"\n")
+        *lines, torn = self._content().split(b"\n")
         found: dict[str, Row] = {}
         for number, line in enumerate([*lines, torn], 1):
             try:
@@ -41,6 +41,14 @@ class RowFile:
                 ) from error
             found[row.key] = row
         return found
+
+    def _content(self) -> bytes:
+        try:
+            return bytes_of(self.path, LARGEST_ROWS)
+        except ValueError as error:
+            raise DataError(
+                f"{self.path}: expected rows as `spear reproduce` writes them: {error}"
+            ) from error
 
     def picture(self, name: str) -> Path:
         return self.folder / "pictures" / name
@@ -104,12 +112,12 @@ class RowFile:
     def _drop_torn_line(self) -> None:
         if not self.path.exists():
             return
-        content = self.path.read_bytes()
+        content = self._content()
         if not content or content.endswith(b"\n"):
             return
         start = content.rfind(b"\n") + 1
         try:
-            json.loads(content[start:])
+            parsed(content[start:])
         except ValueError:
             os.truncate(self.path, start)
         else:
