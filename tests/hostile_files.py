@@ -260,3 +260,37 @@ def safetensors_files() -> dict[str, bytes]:
         "nothing": safetensors({}),
         "more than it says": safetensors({"w": entry()}, b"12345678" * 2),
     }
+
+
+# A valid line of each kind of rows, to be damaged.
+LINES = {
+    "rows": json.dumps(
+        {
+            "key": "0123456789abcdef",
+            "experiment": "main",
+            "settings": {"data": "mnist", "b": 20},
+            "seed": 1,
+            "status": "done",
+            "outcome": "EXACT",
+            "metrics": {"psnr": 110.5},
+            "seconds": 1.5,
+            "stages": {"seek": 0.5},
+            "took": 2.5,
+            "error": None,
+            "pictures": {"first": "0123456789abcdef.png"},
+            "versions": {"torch": "2.5"},
+            "commit": None,
+            "engine": "local",
+        }
+    ).encode(),
+    "bench": json.dumps(
+        {
+            **{"data": "mnist", "b": 20, "m": 200, "raw": False, "seed": 1, "finder": "cascade"},
+            **{"exact": True, "seconds": 1.5, "extra_bytes": 1000, "psnr": 110.5, "worst": 90.5},
+            **{"oracle": 111.0, "stats": {"seek": 0.5}, "false_exact": False},
+            **{"certified_wrong": 0, "refused": 0},
+        }
+    ).encode(),
+    "adult": b"39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, "
+    b"White, Male, 2174, 0, 40, United-States, <=50K\n",
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import time
@@ -39,6 +40,7 @@ _WHAT, _HOW, _DEFENCES, _WRITE = (
     "What they do to updates",
     "What to write",
 )
+_MOST_INPUTS = 10**8  # of one sample
 _WIDE = 1000  # characters of a line that no terminal folds
 
 EPILOG = """Examples:
@@ -193,7 +195,7 @@ def _sizes(shape: str) -> tuple[int, ...]:
         sizes = tuple(int(part) for part in shape.lower().split("x"))
     except ValueError as error:
         raise InvalidOption(f"expected --shape like 3x32x32 or 784, got {shape!r}") from error
-    if min(sizes) < 1:
+    if min(sizes) < 1 or math.prod(sizes) > _MOST_INPUTS:
         raise InvalidOption(f"expected --shape like 3x32x32 or 784, got {shape!r}")
     return sizes
 

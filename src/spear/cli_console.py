@@ -12,9 +12,39 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from spear.errors import InvalidOption
+
 # Control characters but for tab and newline, and those that turn the direction of writing.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+LARGEST_SEED = 2**62  # seeds are counted up from there, and torch takes 64 bits
+MOST_WORKERS = 1024
 _LONGEST = 2000  # characters of a complaint
+
+# Arguments as the library calls them, where the options are called otherwise.
+_OPTIONS = {
+    "batch_size": "--batch-size",
+    "local_batch_size": "--local-batch-size",
+    "max_grad_norm": "--clip",
+    "noise_multiplier": "--noise-multiplier",
+    "dataset_size": "--dataset-size",
+    "max_seconds": "--max-seconds",
+    "trained_steps": "--trained-steps",
+    "weight_decay": "--weight-decay",
+    "input_shape": "--shape",
+    "p_fr": "--false-rejection",
+}
+
+
+def as_options(words: str) -> str:
+    """The same with options instead of arguments.
+
+    >>> as_options("expected max_seconds > 0, got -1")
+    'expected --max-seconds > 0, got -1'
+    """
+    named = _OPTIONS
+    if sys.argv[1:2] == ["invert"]:  # whose batch is the client's secret
+        named = _OPTIONS | {"batch_size": "--local-batch-size"}
+    return re.sub(r"(?<![\w'\"./-])[a-z]+_[a-z_]+\b", lambda m: named.get(m[0], m[0]), words)
 
 
 def shown(text: str) -> str:
@@ -66,4 +96,4 @@ def _words(error: BaseException) -> str:
         return f"{where}{error.strerror}: name another file or folder"
     if isinstance(error, MemoryError):
         return "there is not enough memory for it: make it smaller, or use a larger machine"
-    return str(error)
+    return as_options(str(error)) if isinstance(error, InvalidOption) else str(error)

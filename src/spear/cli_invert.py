@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from spear.audit.update_files import UpdateFiles, invert_files
-from spear.cli_console import PlainConsole
+from spear.cli_console import LARGEST_SEED, PlainConsole
 from spear.cli_progress import progress
 from spear.errors import InvalidOption
 from spear.inversion import FINDERS, Outcome
@@ -140,7 +140,9 @@ def invert(
     max_seconds: Annotated[
         float | None, typer.Option(help="Stop after this long.", rich_help_panel=_SEARCH)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the search.", rich_help_panel=_SEARCH)] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Of the search.", rich_help_panel=_SEARCH)
+    ] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Layers, stages and assumptions too.")
@@ -162,7 +164,8 @@ def invert(
     )
     if after is None and training:
         raise InvalidOption(
-            f"{', '.join(training)}: these belong to --after (FedAvg); gradients need none of them"
+            f"{', '.join(_option(name) for name in training)}: these belong to --after (FedAvg); "
+            "gradients need none of them"
         )
     files = UpdateFiles(weights, update, after, training, model, layer, loss)
     look = None if shape is None else parse_look(shape, mean, std)
@@ -305,6 +308,10 @@ def _stages(finding: Finding) -> Table:
     for name, value in finding.stats.items():
         table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.3f} s")
     return table
+
+
+def _option(name: str) -> str:
+    return "--local-batch-size" if name == "batch_size" else f"--{name.replace('_', '-')}"
 
 
 def _given(**options: object) -> dict[str, object]:

@@ -163,8 +163,8 @@ def load(path: Path) -> list[Row]:
             rows.append(mapping(line, _FIELDS))
     except ValueError as error:
         raise DataError(
-            f"{path}, line {len(rows) + 1}: expected a row as `spear bench` writes them ({error}): restore the file, or "
-            "remove the line"
+            f"{path}, line {len(rows) + 1}: expected a row of JSON as `spear bench` writes them "
+            f"({error}): restore the file, or remove the line"
         ) from error
     if not any(row["finder"] == "cascade" for row in rows):
         raise DataError(f"{path}: expected rows of the cascade, got none: run it first")
