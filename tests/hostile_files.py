@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
 import pickle
 import struct
 import zipfile
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 GIGABYTE = 2**30
+BOMB = 5 * 2**27  # bytes: 640 MB, more than may be unpacked; they take a second to make
+Content = bytes | Callable[[], bytes]
 
 
 class Call:
@@ -28,7 +32,7 @@ class Call:
 def zipped(entries, compression=zipfile.ZIP_STORED) -> bytes:
     """An archive of (name, content); names may repeat."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compression) as archive:
+    with zipfile.ZipFile(buffer, "w", compression, compresslevel=1) as archive:
         for name, content in entries:
             archive.writestr(zipfile.ZipInfo(name), content, compression)
     return buffer.getvalue()
@@ -85,13 +89,12 @@ def tensor_pickle(count=8, offset=0, shape=(8,), stride=(1,), kind=b"FloatStorag
     return b"\x80\x02}X\x01\0\0\0w" + rebuilt + b"\x89ccollections\nOrderedDict\n)RtRs."
 
 
-def torch_files(marker) -> dict[str, bytes]:
+def torch_files(marker) -> dict[str, Content]:
     """Hostile .pt files; those that run code would make `marker`."""
     system, opened = Call(os.system, f"touch {marker}"), Call(open, str(marker), "w")
     whole = saved({"w": torch.ones(8)})
     old = saved({"w": torch.ones(8)}, _use_new_zipfile_serialization=False)
     lying = old.replace(struct.pack("<q", 8) + bytes(torch.ones(8).numpy()), b"")
-    bomb = zipped([("a/data.pkl", bytes(GIGABYTE))], zipfile.ZIP_DEFLATED)
     return {
         "os.system": saved({"w": system}),
         "eval": saved({"w": Call(eval, f"open({str(marker)!r}, 'w')")}),
@@ -135,11 +138,8 @@ def torch_files(marker) -> dict[str, bytes]:
         "a storage elsewhere": archive_of(tensor_pickle(key=b"../data.pkl")),
         "a storage of another kind": archive_of(tensor_pickle(kind=b"Storage")),
         "half a storage": archive_of(tensor_pickle(), [b"\0" * 16]),
-        "bomb": bomb,
-        "bomb of numbers": zipped(
-            [("a/data.pkl", tensor_pickle(GIGABYTE // 4)), ("a/data/0", bytes(GIGABYTE))],
-            zipfile.ZIP_DEFLATED,
-        ),
+        "bomb": lambda: zipped([("a/data.pkl", bytes(BOMB))], zipfile.ZIP_DEFLATED),
+        "bomb of numbers": lambda: overlapping("a/data/{}", bytes(BOMB // 8), 8, tensor_pickle()),
         "names twice": zipped([("a/data.pkl", b"\x80\x02}."), ("a/data.pkl", b"\x80\x02].")]),
         "no pickle": zipped([("a/version", b"3")]),
         "two pickles": zipped([("a/data.pkl", b"\x80\x02}."), ("b/data.pkl", b"\x80\x02}.")]),
@@ -160,7 +160,7 @@ def torch_files(marker) -> dict[str, bytes]:
     }
 
 
-def npz_files(marker) -> dict[str, bytes]:
+def npz_files(marker) -> dict[str, Content]:
     """Hostile .npz files."""
 
     def one(header, content=b"", **more):
@@ -173,12 +173,12 @@ def npz_files(marker) -> dict[str, bytes]:
     encrypted = bytearray(plain.getvalue())
     encrypted[6] |= 1  # the flag, here and in the directory
     encrypted[encrypted.index(b"PK\x01\x02") + 8] |= 1
-    zeros = npy(described("<f4", (GIGABYTE // 4,)), bytes(GIGABYTE))
+    zeros = described("<f4", (BOMB // 4,))
+    part = described("<f4", (BOMB // 32,))
     return {
         "objects": objects.getvalue(),
-        "bomb": zipped([("w.npy", zeros)], zipfile.ZIP_DEFLATED),
-        "bomb, bzip2": zipped([("w.npy", zeros)], zipfile.ZIP_BZIP2),
-        "overlapping": overlapping(40),
+        "bomb": lambda: zipped([("w.npy", npy(zeros, bytes(BOMB)))], zipfile.ZIP_DEFLATED),
+        "overlapping": lambda: overlapping("{}.npy", npy(part, bytes(BOMB // 8)), 40),
         "huge shape": one(described("<f4", (2**40,)), b"1234"),
         "overflowing shape": one(described("<f4", (2**33, 2**33)), b"1234"),
         "negative shape": one(described("<f4", (-1,)), b"1234"),
@@ -211,20 +211,27 @@ def npz_files(marker) -> dict[str, bytes]:
     }
 
 
-def overlapping(count: int) -> bytes:
-    """An archive whose directory names one entry of 100 MB under many names."""
-    content = npy(described("<f4", (25 * 2**20,)), bytes(100 * 2**20))
+def overlapping(name: str, content: bytes, count: int, pickled: bytes | None = None) -> bytes:
+    """An archive whose directory has one entry under many names."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("000.npy", content)
-        info = archive.getinfo("000.npy")
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        if pickled is not None:
+            archive.writestr("a/data.pkl", pickled)
+        archive.writestr(name.format(0), content)
+        info = archive.getinfo(name.format(0))
         for i in range(1, count):
-            again = zipfile.ZipInfo(f"{i:03}.npy")
-            for name in ("CRC", "compress_size", "file_size", "header_offset", "compress_type"):
-                setattr(again, name, getattr(info, name))
+            again = zipfile.ZipInfo(name.format(i))
+            for part in ("CRC", "compress_size", "file_size", "header_offset", "compress_type"):
+                setattr(again, part, getattr(info, part))
             archive.filelist.append(again)
             archive.NameToInfo[again.filename] = again
     return buffer.getvalue()
+
+
+@functools.cache
+def made(content: Content) -> bytes:
+    """A file's bytes; large ones are made when they are asked for."""
+    return content if isinstance(content, bytes) else content()
 
 
 def safetensors_files() -> dict[str, bytes]:

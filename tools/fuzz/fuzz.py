@@ -11,6 +11,7 @@ and from hostile files. Any error but SPEAR's own is a crash; so is a file that 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import tempfile
@@ -46,10 +47,8 @@ def _on(name: str, read: Callable[[Path], object]) -> Callable[[bytes], None]:
 
     def target(data: bytes) -> None:
         path.write_bytes(data)
-        try:
+        with contextlib.suppress(SpearError):
             read(path)
-        except SpearError:
-            pass
 
     return target
 
@@ -83,22 +82,26 @@ def seeds(target: str) -> list[bytes]:
     small = {"a.weight": torch.ones(3, 2), "b": torch.zeros(2, dtype=torch.int64)}
     if target == "torch":
         old = hostile.saved(small, _use_new_zipfile_serialization=False)
-        kept = [v for v in hostile.torch_files(marker).values() if len(v) < 10_000]
+        kept = _small(hostile.torch_files(marker))
         return [hostile.saved(small), hostile.saved([torch.ones(2)]), old, *kept]
     if target == "npz":
         plain = io.BytesIO()
         np.savez(plain, **{name: tensor.numpy() for name, tensor in small.items()})
         return [
             plain.getvalue(),
-            *(v for v in hostile.npz_files(marker).values() if len(v) < 10_000),
+            *_small(hostile.npz_files(marker)),
         ]
     if target == "safetensors":
         from safetensors.torch import save
 
-        return [save(small), *(v for v in hostile.safetensors_files().values() if len(v) < 10_000)]
+        return [save(small), *_small(hostile.safetensors_files())]
     if target == "report":
         return [report.json().encode() for report in reports.every().values()]
     return _other_seeds(target)
+
+
+def _small(files: dict[str, hostile.Content]) -> list[bytes]:
+    return [raw for raw in files.values() if isinstance(raw, bytes) and len(raw) < 10_000]
 
 
 def _other_seeds(target: str) -> list[bytes]:

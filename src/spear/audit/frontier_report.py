@@ -84,13 +84,13 @@ def _summary(setting: Setting, group: list[Row]) -> Summary:
     mine = {row["seed"]: row for row in rows}
     others = [row for row in group if row["finder"] == "sampling" and row["seed"] in mine]
     own = sum(mine[row["seed"]]["seconds"] for row in others) or 1e-4  # as rows round it
-    extra = [row["extra_bytes"] for row in rows if row["extra_bytes"] is not None]
+    extra = _known(rows, "extra_bytes")
     gaps = [
         row["oracle"] - row["psnr"]
         for row in exact
-        if row.get("oracle") is not None and row["psnr"] is not None
+        if row.get("oracle") is not None and row.get("psnr") is not None
     ]
-    decibels = [row["psnr"] for row in exact if row["psnr"] is not None]
+    decibels = _known(exact, "psnr")
     return Summary(
         setting=setting,
         finder="cascade",
@@ -104,7 +104,7 @@ def _summary(setting: Setting, group: list[Row]) -> Summary:
         },
         extra_bytes=max(extra, default=None),
         psnr=statistics.mean(decibels) if decibels else None,
-        worst=min((row["worst"] for row in exact if row["worst"] is not None), default=None),
+        worst=min(_known(exact, "worst"), default=None),
         below_oracle=max(gaps, default=None),
         false_exact=sum(row["false_exact"] for row in group),
         certified_wrong=sum(row["certified_wrong"] for row in group),
@@ -112,6 +112,10 @@ def _summary(setting: Setting, group: list[Row]) -> Summary:
         faster=sum(row["seconds"] for row in others) / own if others else None,
         unfinished=sum(not row["exact"] for row in others),
     )
+
+
+def _known(rows: list[Row], name: str) -> list[float]:
+    return [row[name] for row in rows if row.get(name) is not None]
 
 
 def table(rows: list[Row]) -> str:

@@ -148,7 +148,7 @@ def _told(path: Path) -> Iterator[None]:
         raise InvalidFile(
             f"{path} is no file of tensors, or it holds objects that could run code when loaded (a "
             f"pickled model): store model.state_dict(), or a dict or list of tensors, with torch.save "
-            f"({error})"
+            f"({error}){looks_like(path)}"
         ) from error
     except (ValueError, LookupError, EOFError, OverflowError, TypeError) as error:
         if isinstance(error, InvalidFile):
