@@ -23,7 +23,7 @@ from spear.audit.sweep_report import exit_code, report
 from spear.audit.utility import Training
 from spear.cli_audit_table import show
 from spear.cli_console import LARGEST_SEED, MOST_WORKERS, PlainConsole
-from spear.cli_invert import parse_look, writable, write
+from spear.cli_invert import apart, parse_look, writable, write
 from spear.cli_reproduce import watched
 from spear.errors import DataError, InvalidOption
 from spear.paper.reproduce import Part
@@ -221,7 +221,8 @@ def audit(
     )
     target = report_file or out / "report.html"
     for path in (json, target, out / "rows"):
-        writable(path)
+        writable(path, None if data is None else Path(data))
+    apart(json, target)
     console = PlainConsole(stderr=str(json) == "-")
     planned.check()
     if not only_draw:

@@ -17,7 +17,7 @@ from rich.table import Table
 from spear.audit.check_files import CheckFiles, check_files
 from spear.audit.preflight import Preflight, Verdict
 from spear.cli_console import PlainConsole
-from spear.cli_invert import writable, write
+from spear.cli_invert import apart, writable, write
 from spear.errors import InvalidOption
 from spear.report import Level
 from spear.report import Table as Rows
@@ -176,7 +176,8 @@ def check(
         "input_shape": None if shape is None else _sizes(shape),
     }
     for path in (json, report):
-        writable(path)
+        writable(path, weights, update, after)
+    apart(json, report)
     began = time.monotonic()
     found = check_files(files, layer=layer, **options)
     seconds = time.monotonic() - began

@@ -170,7 +170,8 @@ def invert(
     files = UpdateFiles(weights, update, after, training, model, layer, loss)
     look = None if shape is None else parse_look(shape, mean, std)
     for path in (json, report, out and out / "recovered.safetensors"):
-        writable(path)
+        writable(path, weights, update, after, truth)
+    apart(json, report)
     console = PlainConsole(stderr=str(json) == "-")
     with progress(console, quiet) as show:
         made = invert_files(
@@ -221,14 +222,29 @@ def parse_look(shape: str, mean: str, std: str) -> Look:
     return Look((sizes[0], sizes[1], sizes[2]), means, stds)
 
 
-def writable(path: Path | None) -> None:
-    """Raise unless a file can be written there: better now than after a long attack."""
+def writable(path: Path | None, *inputs: Path | None) -> None:
+    """Raise unless a file can be written there: better now than after a long attack.
+
+    Args:
+        path: where, if at all; - is the terminal.
+        inputs: what is read, which nothing may be written over.
+    """
     if path is None or str(path) == "-":
         return
+    for given in inputs:
+        if given is not None and path.exists() and given.exists() and path.samefile(given):
+            raise InvalidOption(f"expected another file to write than {path}, which is read")
     check_replaceable(path)
     existing = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
+    as_we_are = os.access in os.supports_effective_ids
+    if not existing.is_dir() or not os.access(existing, os.W_OK, effective_ids=as_we_are):
         raise InvalidOption(f"cannot write {path}: {existing} is no folder that can be written to")
+
+
+def apart(json: Path | None, report: Path | None) -> None:
+    """Raise if both would be written to one file."""
+    if json is not None and report is not None and json.absolute() == report.absolute():
+        raise InvalidOption(f"expected two files for --json and --report, got {json} twice")
 
 
 def write(made: Report, json: Path | None, report: Path | None) -> list[Path]:

@@ -27,7 +27,7 @@ def write_all_private(contents: Mapping[Path, bytes]) -> None:
             os.replace(partial[path], path)
             del partial[path]
     except OSError as error:
-        if error.filename is None or error.filename in partial.values():
+        if error.filename is None or os.path.basename(error.filename)[:1] == ".":
             error.filename = str(path)  # not the partial one, which nobody knows
         raise
     finally:
