@@ -25,6 +25,7 @@ STAGES = ["factorise", "seek", "settle", "round", "vouch", "read", "sample", "se
 # Where the paper reports 99 % and more exact batches, on a GPU: (m, b).
 PAPER = (200, 20)
 
+_OPTIONAL = ("extra_bytes", "psnr", "worst", "oracle")
 _FIELDS = {
     "data": lambda value: isinstance(value, str) and value in NAMES,
     "b": lambda value: is_count(value) and value > 0,
@@ -164,7 +165,7 @@ def load(path: Path) -> list[Row]:
     rows: list[Row] = []
     try:
         for line in bytes_of(path, LARGEST_ROWS).splitlines():
-            rows.append(mapping(line, _FIELDS))
+            rows.append(mapping(line, _FIELDS, _OPTIONAL))
     except ValueError as error:
         raise DataError(
             f"{path}, line {len(rows) + 1}: expected a row of JSON as `spear bench` writes them "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,21 @@ def parsed(text: str | bytes, **options: Any) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def mapping(text: str | bytes, fields: dict[str, Callable[[Any], bool]]) -> dict[str, Any]:
+def mapping(
+    text: str | bytes, fields: Mapping[str, Callable[[Any], bool]], optional: Collection[str] = ()
+) -> dict[str, Any]:
     """A JSON object of which these fields are as they should be; ValueError for any other.
 
     Args:
         text: one line.
-        fields: whether the value of a name is right; a name that is not there has the value None.
+        fields: whether the value of a name is right.
+        optional: names that need not be there.
     """
     content = parsed(text)
     if not isinstance(content, dict):
         raise ValueError(f"expected a mapping, got a {type(content).__name__}")
     for name, right in fields.items():
-        if not right(content.get(name)):
+        if not (right(content[name]) if name in content else name in optional):
             raise ValueError(f"{name!r} is missing or of another kind")
     return content
 

@@ -62,17 +62,18 @@ def _numbers(value: Any) -> bool:
 
 def _files(value: Any) -> bool:
     """Names of files, and no paths to other folders."""
-    if value is None:
-        return True
     names = value.values() if isinstance(value, dict) else [None]
     return all(isinstance(n, str) and n[:1] != "." and not set(n) & set("/\\:\0") for n in names)
 
 
+_limit = maybe(is_number)
+_OPTIONAL = ("error", "pictures", "versions", "commit", "engine")
 _FIELDS = {
     **dict.fromkeys(("key", "experiment", "status"), kind(str)),
-    **dict.fromkeys(("outcome", "error", "commit", "engine"), maybe(kind(str))),
-    **dict.fromkeys(("settings", "metrics"), kind(dict)),
-    "versions": maybe(kind(dict)),
+    **dict.fromkeys(("outcome", "error", "commit"), maybe(kind(str))),
+    **dict.fromkeys(("metrics", "versions"), kind(dict)),
+    "settings": lambda value: isinstance(value, dict) and _limit(value.get("max_seconds")),
+    "engine": kind(str),
     "pictures": _files,
     "seed": kind(int),
     "seconds": maybe(is_number),
@@ -107,7 +108,7 @@ class Row:
     @staticmethod
     def of_line(line: str) -> Row:
         """The row of a line; ValueError or TypeError for what is none."""
-        content = mapping(line, _FIELDS)
+        content = mapping(line, _FIELDS, _OPTIONAL)
         return Row(**{**content, "status": Status(content["status"])})
 
     @property
