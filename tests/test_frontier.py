@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from hostile_files import LINES
 from spear.audit import frontier, frontier_report
 from spear.audit.frontier import Setting
 from spear.errors import DataError, InvalidOption
@@ -76,9 +77,9 @@ def test_tables_and_plot_are_drawn(rows, tmp_path):
 
 def test_broken_rows_are_named(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"data": "mnist"}\n{"da')
-    assert frontier_report.load(path) == [{"data": "mnist"}]  # cut off by a kill: not a row
-    path.write_text('{"data": "mnist"}\n{"da\n')
+    path.write_bytes(LINES["bench"] + b'\n{"da')
+    assert len(frontier_report.load(path)) == 1  # cut off by a kill: not a row
+    path.write_bytes(LINES["bench"] + b'\n{"da\n')
     with pytest.raises(DataError, match="line 2"):
         frontier_report.load(path)
 

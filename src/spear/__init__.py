@@ -1,23 +1,27 @@
 """SPEAR: shows, exactly and provably, what a federated-learning update gives away."""
 
-from spear.cascade import CascadeFinder
-from spear.certificate import Proof
-from spear.directions import Progress
-from spear.errors import (
-    InvalidFile,
-    InvalidOption,
-    InvalidReport,
-    InvalidUpdate,
-    MissingExtra,
-    NoAttackableLayer,
-    NotExact,
-    SpearError,
-)
-from spear.inversion import Inversion, Outcome, invert
-from spear.report import Report, load
-from spear.sampling import SamplingFinder
-from spear.spread import workers
-from spear.update import LayerUpdate, observe
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spear.cascade import CascadeFinder
+    from spear.certificate import Proof
+    from spear.directions import Progress
+    from spear.errors import (
+        InvalidFile,
+        InvalidOption,
+        InvalidReport,
+        InvalidUpdate,
+        MissingExtra,
+        NoAttackableLayer,
+        NotExact,
+        SpearError,
+    )
+    from spear.inversion import Inversion, Outcome, invert
+    from spear.report import Report, load
+    from spear.sampling import SamplingFinder
+    from spear.spread import workers
+    from spear.update import LayerUpdate, observe
 
 __version__ = "0.1.0"
 
@@ -43,3 +47,34 @@ __all__ = [
     "observe",
     "workers",
 ]
+
+# Where the names are. They are imported when first used: torch takes seconds, and in those the command
+# line must already know what to do about Ctrl-C.
+_HOMES = {
+    **dict.fromkeys(("Inversion", "Outcome", "invert"), "inversion"),
+    **dict.fromkeys(("LayerUpdate", "observe"), "update"),
+    **dict.fromkeys(("Report", "load"), "report"),
+    "CascadeFinder": "cascade",
+    "Progress": "directions",
+    "Proof": "certificate",
+    "SamplingFinder": "sampling",
+    "workers": "spread",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        value = getattr(import_module(f"spear.{_HOMES.get(name, 'errors')}"), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_"):
+        try:
+            return import_module(f"spear.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"spear.{name}":
+                raise
+    raise AttributeError(f"module 'spear' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 import spear
 from spear import cli_audit, cli_check, cli_data, cli_demo, cli_invert, cli_research
+from spear.cli_console import PlainConsole, complain, give_up_stdout
 from spear.cli_reproduce import reproduce
 from spear.errors import SpearError
 from spear.report.files import keep_private
@@ -22,11 +21,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Shows, exactly and provably, what a federated-learning update gives away.",
 )
-console = Console(highlight=False)
+console = PlainConsole()
 
 
 def run() -> None:
-    """Run the command; our own errors and the disk's end in one sentence and exit code 2."""
+    """Run the command; our own errors and the disk's end in one sentence and exit code 2.
+
+    What we did not foresee ends in one sentence as well, and 70; `--debug` shows where it was.
+    """
     for stream in (sys.stdout, sys.stderr):  # a console that cannot write × or σ gets a ?
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -34,13 +36,28 @@ def run() -> None:
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
-        app()
-    except (SpearError, OSError) as error:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except Exception as error:
         if debug:
             raise
-        complaints = Console(stderr=True, highlight=False)
-        complaints.print("[red]spear:[/red]", escape(str(error)), soft_wrap=True)
-        sys.exit(2)
+        give_up_stdout()
+        sys.exit(_told(error))
+
+
+def _told(error: Exception) -> int:
+    """Say what went wrong; the exit code."""
+    if "t allocate memory" in str(error):  # torch raises it as a RuntimeError
+        error = MemoryError()
+    if isinstance(error, SpearError | OSError | MemoryError):
+        complain(error)
+        return 2
+    kind = type(error).__name__
+    words = f"an error that SPEAR did not foresee: {kind}: {error}; please report it, with the"
+    complain(RuntimeError(f"{words} traceback that --debug shows"))
+    return _UNFORESEEN
 
 
 def _version(wanted: bool) -> None:
@@ -61,6 +78,7 @@ def main(
     """SPEAR audits what a federated-learning update gives away."""
 
 
+_UNFORESEEN = 70  # as sysexits.h has it: internal software error
 _COMMANDS: dict[str, dict[Callable[..., None], str]] = {
     "Start here": {cli_demo.demo: "Example: spear demo --batch-size 16 --width 200 --seed 7"},
     "Audit": {

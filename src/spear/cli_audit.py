@@ -22,7 +22,8 @@ from spear.audit.subject import Subject
 from spear.audit.sweep_report import exit_code, report
 from spear.audit.utility import Training
 from spear.cli_audit_table import show
-from spear.cli_invert import parse_look, writable, write
+from spear.cli_console import LARGEST_SEED, MOST_WORKERS, PlainConsole
+from spear.cli_invert import apart, parse_look, writable, write
 from spear.cli_reproduce import watched
 from spear.errors import DataError, InvalidOption
 from spear.paper.reproduce import Part
@@ -154,10 +155,15 @@ def audit(
     repeats: Annotated[
         int, typer.Option(min=1, help="Private batches a setting.", rich_help_panel=_RUN)
     ] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first.", rich_help_panel=_RUN)] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first.", rich_help_panel=_RUN)
+    ] = 0,
     max_seconds: Annotated[float, typer.Option(help="Of one attack.", rich_help_panel=_RUN)] = 60,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; one per core.", rich_help_panel=_RUN)
+        int | None,
+        typer.Option(
+            min=1, max=MOST_WORKERS, help="Processes; one per core.", rich_help_panel=_RUN
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the rows.", rich_help_panel=_WRITE)] = Path(
         "spear-audit"
@@ -215,8 +221,9 @@ def audit(
     )
     target = report_file or out / "report.html"
     for path in (json, target, out / "rows"):
-        writable(path)
-    console = Console(highlight=False, stderr=str(json) == "-")
+        writable(path, None if data is None else Path(data))
+    apart(json, target)
+    console = PlainConsole(stderr=str(json) == "-")
     planned.check()
     if redact and not only_draw and evidence.forget_examples(out):
         console.print("--redact: recovered samples that an earlier run kept here are removed")

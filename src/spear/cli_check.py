@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import time
@@ -15,7 +16,8 @@ from rich.table import Table
 
 from spear.audit.check_files import CheckFiles, check_files
 from spear.audit.preflight import Preflight, Verdict
-from spear.cli_invert import writable, write
+from spear.cli_console import PlainConsole
+from spear.cli_invert import apart, writable, write
 from spear.errors import InvalidOption
 from spear.report import Level
 from spear.report import Table as Rows
@@ -38,6 +40,7 @@ _WHAT, _HOW, _DEFENCES, _WRITE = (
     "What they do to updates",
     "What to write",
 )
+_MOST_INPUTS = 10**8  # of one sample
 _WIDE = 1000  # characters of a line that no terminal folds
 
 EPILOG = """Examples:
@@ -173,11 +176,12 @@ def check(
         "input_shape": None if shape is None else _sizes(shape),
     }
     for path in (json, report):
-        writable(path)
+        writable(path, weights, update, after)
+    apart(json, report)
     began = time.monotonic()
     found = check_files(files, layer=layer, **options)
     seconds = time.monotonic() - began
-    console = Console(highlight=False, stderr=str(json) == "-")
+    console = PlainConsole(stderr=str(json) == "-")
     _show(console, found, quiet)
     command = shlex.join(["spear", *sys.argv[1:]])
     name = model or (weights.name if weights else "the model")
@@ -192,7 +196,7 @@ def _sizes(shape: str) -> tuple[int, ...]:
         sizes = tuple(int(part) for part in shape.lower().split("x"))
     except ValueError as error:
         raise InvalidOption(f"expected --shape like 3x32x32 or 784, got {shape!r}") from error
-    if min(sizes) < 1:
+    if min(sizes) < 1 or math.prod(sizes) > _MOST_INPUTS:
         raise InvalidOption(f"expected --shape like 3x32x32 or 784, got {shape!r}")
     return sizes
 
@@ -211,9 +215,7 @@ def _show(console: Console, found: Preflight, quiet: bool) -> None:
             words = f"  [{tint}]{escape(remark.subject)}[/{tint}]: {escape(remark.words)}"
             console.print(words, soft_wrap=True)
     # Lines are folded for terminals only.
-    wide = (
-        console if console.is_terminal else Console(file=console.file, width=_WIDE, highlight=False)
-    )
+    wide = console if console.is_terminal else PlainConsole(file=console.file, width=_WIDE)
     for table in (found.predictions.table(), found.layers):
         if table.rows:
             wide.print()

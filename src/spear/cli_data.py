@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from spear.cli_console import PlainConsole
 from spear.data.survey import Found, State, catalogue, survey
 
 _COLOURS = {State.FOUND: "green", State.DAMAGED: "red", State.MISSING: "yellow"}
-console = Console(highlight=False)
+console = PlainConsole()
 _WIDE = 1000  # characters of a line that no terminal folds
 
 
@@ -35,7 +36,7 @@ def data(
         console.out(json.dumps(_record(found, folder), indent=2), highlight=False)
     else:
         # Lines are folded for terminals only.
-        piped = Console(file=console.file, width=_WIDE, highlight=False)
+        piped = PlainConsole(file=console.file, width=_WIDE)
         _show(found, folder, console if console.is_terminal else piped)
     if folder is None:
         raise typer.Exit(2)

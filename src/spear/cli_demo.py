@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from spear.audit.demo import DemoRun, DemoSettings, run_demo
+from spear.cli_console import LARGEST_SEED, PlainConsole
 from spear.cli_progress import progress
 from spear.inversion import Outcome
 from spear.report.files import make_private, write_private
 
-console = Console(highlight=False)
+console = PlainConsole()
 
 
 def demo(
@@ -25,7 +25,9 @@ def demo(
     width: Annotated[int, typer.Option("--width", "-m", help="Width of the layers.")] = 400,
     depth: Annotated[int, typer.Option(help="Linear layers of the network.")] = 6,
     pixels: Annotated[int, typer.Option(help="Photos are pixels x pixels.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of weights, photos and search.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Of weights, photos and search.")
+    ] = 0,
     finder: Annotated[str, typer.Option(help="How directions are found.")] = "cascade",
     max_seconds: Annotated[float | None, typer.Option(help="Stop after this long.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the page.")] = Path(

@@ -15,10 +15,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from spear.audit.update_files import UpdateFiles, invert_files
+from spear.cli_console import LARGEST_SEED, PlainConsole
 from spear.cli_progress import progress
 from spear.errors import InvalidOption
 from spear.inversion import FINDERS, Outcome
 from spear.report import Finding, Look, Report
+from spear.report.files import check_replaceable
 from spear.report.saving import save_inputs
 
 _COLOURS = {
@@ -138,7 +140,9 @@ def invert(
     max_seconds: Annotated[
         float | None, typer.Option(help="Stop after this long.", rich_help_panel=_SEARCH)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the search.", rich_help_panel=_SEARCH)] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Of the search.", rich_help_panel=_SEARCH)
+    ] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Layers, stages and assumptions too.")
@@ -160,13 +164,15 @@ def invert(
     )
     if after is None and training:
         raise InvalidOption(
-            f"{', '.join(training)}: these belong to --after (FedAvg); gradients need none of them"
+            f"{', '.join(_option(name) for name in training)}: these belong to --after (FedAvg); "
+            "gradients need none of them"
         )
     files = UpdateFiles(weights, update, after, training, model, layer, loss)
     look = None if shape is None else parse_look(shape, mean, std)
     for path in (json, report, out and out / "recovered.safetensors"):
-        writable(path)
-    console = Console(highlight=False, stderr=str(json) == "-")
+        writable(path, weights, update, after, truth)
+    apart(json, report)
+    console = PlainConsole(stderr=str(json) == "-")
     with progress(console, quiet) as show:
         made = invert_files(
             files,
@@ -216,15 +222,29 @@ def parse_look(shape: str, mean: str, std: str) -> Look:
     return Look((sizes[0], sizes[1], sizes[2]), means, stds)
 
 
-def writable(path: Path | None) -> None:
-    """Raise unless a file can be written there: better now than after a long attack."""
+def writable(path: Path | None, *inputs: Path | None) -> None:
+    """Raise unless a file can be written there: better now than after a long attack.
+
+    Args:
+        path: where, if at all; - is the terminal.
+        inputs: what is read, which nothing may be written over.
+    """
     if path is None or str(path) == "-":
         return
-    if path.is_dir():
-        raise InvalidOption(f"expected a file to write, got the folder {path}")
-    existing = next(folder for folder in path.absolute().parents if folder.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
+    for given in inputs:
+        if given is not None and path.exists() and given.exists() and path.samefile(given):
+            raise InvalidOption(f"expected another file to write than {path}, which is read")
+    check_replaceable(path)
+    existing = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    as_we_are = os.access in os.supports_effective_ids
+    if not existing.is_dir() or not os.access(existing, os.W_OK, effective_ids=as_we_are):
         raise InvalidOption(f"cannot write {path}: {existing} is no folder that can be written to")
+
+
+def apart(json: Path | None, report: Path | None) -> None:
+    """Raise if both would be written to one file."""
+    if json is not None and report is not None and json.absolute() == report.absolute():
+        raise InvalidOption(f"expected two files for --json and --report, got {json} twice")
 
 
 def write(made: Report, json: Path | None, report: Path | None) -> list[Path]:
@@ -304,6 +324,10 @@ def _stages(finding: Finding) -> Table:
     for name, value in finding.stats.items():
         table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.3f} s")
     return table
+
+
+def _option(name: str) -> str:
+    return "--local-batch-size" if name == "batch_size" else f"--{name.replace('_', '-')}"
 
 
 def _given(**options: object) -> dict[str, object]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from spear.cli_console import LARGEST_SEED, MOST_WORKERS, PlainConsole
 from spear.errors import InvalidOption
 from spear.paper import catalogue
 from spear.paper import page as pages
@@ -22,7 +22,7 @@ from spear.paper import reproduce as flow
 from spear.trials import Engine, LocalEngine, Row, Status, Step, Trial
 from spear.trials.remaining import Remaining
 
-console = Console(highlight=False)
+console = PlainConsole()
 _TELL = 30.0  # seconds between two lines where nobody watches a bar
 
 
@@ -34,7 +34,7 @@ def reproduce(
     batches: Annotated[
         int | None, typer.Option(min=1, help="Batches per cell; the paper's number unless given.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first batch.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first batch.")] = 0,
     data: Annotated[
         Path | None, typer.Option(envvar="SPEAR_DATA", help="Folder with the datasets.")
     ] = None,
@@ -42,7 +42,8 @@ def reproduce(
         "spear-results"
     ),
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes, one thread each; one per core.")
+        int | None,
+        typer.Option(min=1, max=MOST_WORKERS, help="Processes, one thread each; one per core."),
     ] = None,
     max_seconds: Annotated[
         float | None, typer.Option(help="Stop a trial after this long; it counts as timed out.")

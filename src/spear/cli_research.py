@@ -10,17 +10,19 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from spear import theory as lemmas
 from spear.audit import frontier, frontier_report
 from spear.audit.frontier import Row
+from spear.cli_console import LARGEST_SEED, MOST_WORKERS, PlainConsole
+from spear.cli_invert import writable
 from spear.errors import InvalidOption
 from spear.trials.rows import alone, append_line, mend_last_line
 
-console = Console(highlight=False)
+console = PlainConsole()
+_WIDEST = 10**6  # the sums over all neurons take a second
 
 
 def bench(
@@ -29,12 +31,14 @@ def bench(
         typer.Argument(help="Rows as data:BxM or data:BxM:raw; the whole bar without any."),
     ] = None,
     batches: Annotated[int, typer.Option(min=1, help="Fresh batches per row.")] = 20,
-    seed: Annotated[int, typer.Option(help="Of the first batch.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first batch.")] = 0,
     compare: Annotated[
         int, typer.Option(min=0, help="Batches per row that the sampling finder inverts as well.")
     ] = 0,
     max_seconds: Annotated[float, typer.Option(help="Per inversion.")] = 600,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=MOST_WORKERS, help="CPU threads.")
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(envvar="SPEAR_DATA", help="Folder with the datasets.")
     ] = None,
@@ -49,6 +53,8 @@ def bench(
     settings = [frontier.Setting.parse(row) for row in rows] if rows else frontier.BAR
     if threads:
         torch.set_num_threads(threads)
+    for path in (out, plot):
+        writable(path)
     if not only_draw:
         if data is None:
             raise InvalidOption("expected --data or SPEAR_DATA, the folder with the datasets")
@@ -95,6 +101,8 @@ def theory(
 ) -> None:
     """What the paper's lemmas say about a batch size and a width."""
     b, m = batch_size, width
+    if m > _WIDEST:
+        raise InvalidOption(f"expected a width of at most {_WIDEST:,}, got {m:,}")
     if b >= m:
         raise InvalidOption(f"expected a batch smaller than the layer, got b = {b} and m = {m}")
     table = Table("quantity", "value", title=f"b = {b}, m = {m}")

@@ -64,6 +64,7 @@ def check_files(files: CheckFiles, *, layer: str | None = None, **options: Any) 
         return preflight(_in_mode(model, files.mode), layer=layer, **options)
     assert files.weights is not None
     weights, _ = named(read_tensors(files.weights), {})
+    like(weights, weights, files.weights)  # NaN is told
     recognised = plain_mlp(weights)
     if isinstance(recognised, str):
         return _by_shapes(weights, recognised)

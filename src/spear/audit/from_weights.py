@@ -96,7 +96,10 @@ def plain_mlp(state: Mapping[str, Tensor]) -> PlainMlp | str:
     ]
     if wrong:
         return f"the bias of {wrong[0]!r} does not fit its weight"
-    return PlainMlp(layers, state)
+    try:
+        return PlainMlp(layers, state)
+    except (KeyError, TypeError, RuntimeError, AttributeError) as error:
+        return f"no module can have such names ({str(error)[:80]})"
 
 
 def _chained(layers: Sequence[Linear]) -> bool:
@@ -119,5 +122,6 @@ def _chain(layers: Sequence[Linear]) -> list[Linear] | None:
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
-    parts = re.split(r"(\d+)", name)
-    return [(not p.isdigit(), int(p) if p.isdigit() else 0, p) for p in parts if p]
+    parts = re.split(r"([0-9]{1,18})", name)  # ² is a digit too, and longer ones are no numbers
+    numbers = [int(p) if p.isascii() and p.isdigit() else None for p in parts]
+    return [(n is None, n or 0, p) for n, p in zip(numbers, parts, strict=True) if p]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import statistics
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +12,35 @@ from spear.audit.frontier import NAMES, Row, Setting
 from spear.errors import DataError, MissingExtra
 from spear.metrics import Rate
 from spear.report.files import write_private
+from spear.stored.json_text import (
+    LARGEST_ROWS,
+    bytes_of,
+    is_count,
+    is_number,
+    kind,
+    mapping,
+    maybe,
+)
 
 STAGES = ["factorise", "seek", "settle", "round", "vouch", "read", "sample", "select", "certify"]
 # Where the paper reports 99 % and more exact batches, on a GPU: (m, b).
 PAPER = (200, 20)
+
+_OPTIONAL = ("extra_bytes", "psnr", "worst", "oracle")
+_FIELDS = {
+    "data": lambda value: isinstance(value, str) and value in NAMES,
+    "b": lambda value: is_count(value) and value > 0,
+    "m": lambda value: is_count(value) and value > 0,
+    **dict.fromkeys(("raw", "exact"), kind(bool)),
+    "seed": kind(int),
+    "finder": kind(str),
+    "seconds": is_number,
+    "extra_bytes": maybe(is_number),
+    **dict.fromkeys(("psnr", "worst", "oracle"), maybe(is_number)),
+    **dict.fromkeys(("certified_wrong", "refused"), is_count),
+    "false_exact": kind(bool),
+    "stats": lambda value: isinstance(value, dict) and all(map(is_number, value.values())),
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +71,12 @@ def summarise(rows: list[Row]) -> list[Summary]:
     groups: dict[Setting, list[Row]] = {}
     for row in rows:
         groups.setdefault(Setting(row["data"], row["b"], row["m"], row["raw"]), []).append(row)
-    return [_summary(setting, group) for setting, group in groups.items()]
+    measured = {
+        setting: group
+        for setting, group in groups.items()
+        if any(row["finder"] == "cascade" for row in group)
+    }
+    return [_summary(setting, group) for setting, group in measured.items()]
 
 
 def _summary(setting: Setting, group: list[Row]) -> Summary:
@@ -55,9 +85,14 @@ def _summary(setting: Setting, group: list[Row]) -> Summary:
     seconds = sorted(row["seconds"] for row in rows)
     mine = {row["seed"]: row for row in rows}
     others = [row for row in group if row["finder"] == "sampling" and row["seed"] in mine]
-    own = sum(mine[row["seed"]]["seconds"] for row in others)
-    extra = [row["extra_bytes"] for row in rows if row["extra_bytes"] is not None]
-    gaps = [row["oracle"] - row["psnr"] for row in exact if row.get("oracle") is not None]
+    own = sum(mine[row["seed"]]["seconds"] for row in others) or 1e-4  # as rows round it
+    extra = _known(rows, "extra_bytes")
+    gaps = [
+        row["oracle"] - row["psnr"]
+        for row in exact
+        if row.get("oracle") is not None and row.get("psnr") is not None
+    ]
+    decibels = _known(exact, "psnr")
     return Summary(
         setting=setting,
         finder="cascade",
@@ -70,8 +105,8 @@ def _summary(setting: Setting, group: list[Row]) -> Summary:
             name: statistics.median(row["stats"].get(name, 0.0) for row in rows) for name in STAGES
         },
         extra_bytes=max(extra, default=None),
-        psnr=statistics.mean(row["psnr"] for row in exact) if exact else None,
-        worst=min((row["worst"] for row in exact), default=None),
+        psnr=statistics.mean(decibels) if decibels else None,
+        worst=min(_known(exact, "worst"), default=None),
         below_oracle=max(gaps, default=None),
         false_exact=sum(row["false_exact"] for row in group),
         certified_wrong=sum(row["certified_wrong"] for row in group),
@@ -79,6 +114,10 @@ def _summary(setting: Setting, group: list[Row]) -> Summary:
         faster=sum(row["seconds"] for row in others) / own if others else None,
         unfinished=sum(not row["exact"] for row in others),
     )
+
+
+def _known(rows: list[Row], name: str) -> list[float]:
+    return [row[name] for row in rows if row.get(name) is not None]
 
 
 def table(rows: list[Row]) -> str:
@@ -124,16 +163,17 @@ def _db(value: float | None) -> str:
 
 def load(path: Path) -> list[Row]:
     """Rows as `spear bench` wrote them, a line each; a last line that was cut off is none."""
-    rows = []
-    *lines, torn = path.read_bytes().split(b"\n")
-    for number, line in enumerate([*lines, torn], 1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:  # no JSON, or no text
-            if number > len(lines):
-                break
-            words = getattr(error, "msg", error)
-            raise DataError(f"{path}, line {number}: expected a row of JSON ({words})") from error
+    rows: list[Row] = []
+    try:
+        *lines, torn = bytes_of(path, LARGEST_ROWS).split(b"\n")
+        rows += [mapping(line, _FIELDS, _OPTIONAL) for line in lines]
+    except ValueError as error:
+        raise DataError(
+            f"{path}, line {len(rows) + 1}: expected a row of JSON as `spear bench` writes them "
+            f"({error}): restore the file, or remove the line"
+        ) from error
+    with suppress(ValueError):
+        rows.append(mapping(torn, _FIELDS, _OPTIONAL))
     return rows
 
 
@@ -172,6 +212,6 @@ def plot(rows: list[Row], path: Path) -> None:
     for axes in (frontier, clock):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    content = io.BytesIO()
-    figure.savefig(content, format=path.suffix[1:] or "png", dpi=160)
-    write_private(path, content.getvalue())
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=160, format=path.suffix[1:] or "png")
+    write_private(path, drawn.getvalue())

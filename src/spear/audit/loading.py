@@ -68,7 +68,7 @@ def build_model(spec: str, **options: Any) -> nn.Module:
     _fits(spec, factory, options)
     try:
         model = factory(**options)
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise InvalidOption(
             f"calling {spec} for the model failed: {type(error).__name__}: {error}"
         ) from error
@@ -123,7 +123,7 @@ def _module(source: str) -> ModuleType:
                 "current folder, or path/to/file.py"
             ) from error
         raise InvalidOption(f"importing {source} failed: {error}") from error
-    except Exception as error:  # the user's module may raise anything
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise InvalidOption(
             f"importing {source} failed: {type(error).__name__}: {error}"
         ) from error
@@ -146,7 +146,7 @@ def _from_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's file may raise anything
+    except (Exception, SystemExit) as error:  # the user's file may raise anything
         del sys.modules[name]
         raise InvalidOption(f"running {path} failed: {type(error).__name__}: {error}") from error
     return module

@@ -31,6 +31,7 @@ _KNOWN: Mapping[str, Callable[[Path], ImageData | TabularData]] = {
 _DRAWN = 2000  # of a known dataset: enough for any batch, and for training a little
 _PHOTOS, _PIXELS = 800, 32
 _PHOTO_MEAN, _PHOTO_STD = 0.5, 0.25
+_MOST_CLASSES = 10**6
 _SLACK = 0.5  # pixels may leave [0, 1] by so much before mean and std are clearly others'
 
 
@@ -65,6 +66,11 @@ class PrivateData:
             )
         if not bool(torch.isfinite(self.inputs).all()):
             raise InvalidOption(f"{self.name}: expected finite inputs, got NaN or infinity")
+        if self.classes is not None and self.classes > _MOST_CLASSES:
+            raise InvalidOption(
+                f"{self.name}: expected labels counted from 0, up to {_MOST_CLASSES:,}, got "
+                f"{self.classes - 1:,}"
+            )
         if self.look is not None:
             self._check(self.look)
 
@@ -175,7 +181,7 @@ def load_data(spec: str | None, look: Look | None, root: Path | None) -> Private
     try:
         given = source() if callable(source) else source
         inputs, labels = given
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise InvalidOption(
             f"expected {spec} to give (inputs, labels), but {type(error).__name__}: {error}"
         ) from error

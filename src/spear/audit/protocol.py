@@ -16,6 +16,7 @@ Clipping = Literal["flat", "per_layer"]
 # Optimisers that divide every entry by a scale of its own, or keep its sign alone.
 ENTRYWISE = {"adam", "adamw", "adamax", "nadam", "radam", "amsgrad", "rmsprop", "adagrad"}
 ENTRYWISE |= {"adadelta", "lamb", "lion", "yogi", "signsgd", "adafactor"}
+_TINY = 1e-12  # noise and norms below it, or above its inverse, are slips
 _FLOATS = {"float64", "float32", "float16", "bfloat16"}
 
 
@@ -126,10 +127,12 @@ class Protocol:
         problems = []
         for name in ("sigma", "noise_multiplier"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                problems.append(f"expected {name} >= 0, got {value}")
-        if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
-            problems.append(f"expected max_grad_norm > 0, got {self.max_grad_norm}")
+            if value is not None and value != 0 and not _TINY <= value <= 1 / _TINY:
+                problems.append(f"expected {name} >= 0, up to {1 / _TINY:g}, got {value}")
+        if self.max_grad_norm is not None and not _TINY <= self.max_grad_norm <= 1 / _TINY:
+            problems.append(
+                f"expected max_grad_norm > 0, up to {1 / _TINY:g}, got {self.max_grad_norm}"
+            )
         if self.sigma is not None and self.noise_multiplier is not None:
             problems.append("expected sigma or noise_multiplier, which is sigma * b / C, not both")
         if self.noise_multiplier is not None and not (self.max_grad_norm and self.batch_size):

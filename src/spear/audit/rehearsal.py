@@ -158,6 +158,8 @@ def _run(
     D = gradient.detach().flatten(0, -2).T.double()  # (m, rows)
     if max_grad_norm is not None and D.shape[1] == len(inputs):
         D = D * clipping_factors(model, inputs, targets, max_grad_norm, _loss).double()
+    if not bool(D.isfinite().all() and x.isfinite().all()):
+        raise ValueError("its gradient overflows, or its weights are no numbers")
     return Rehearsal(
         tuple(inputs.shape[1:]),
         given,

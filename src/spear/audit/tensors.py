@@ -2,47 +2,55 @@
 
 from __future__ import annotations
 
-import pickle
-import re
-import warnings
-import zipfile
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from spear.errors import InvalidFile, MissingExtra
+from spear.stored.json_text import parsed
+from spear.stored.limits import checked_size, looks_like
+from spear.stored.npz_files import read_npz
+from spear.stored.torch_files import read_torch
+from spear.stored.torch_pickles import Strange
 
 _KINDS = ".safetensors, .npz, .pt or .pth"
 # Where checkpoints keep the tensors when they hold more than them.
 _NESTED = ("state_dict", "model_state_dict", "model", "weights", "gradients", "grads", "update")
+_DEEPEST = 8  # of those in each other
+_LARGEST_HEADER = 2**24  # bytes, of .safetensors: some 150,000 tensors
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a file by name, on the CPU; those of a list by position: "0", "1", ...
 
+    A file larger than 4 GB, and one that unpacks to 0.5 GB more than it takes on disk, is refused;
+    the environment variable SPEAR_MAX_FILE_GB raises the first limit, and with it the second.
+
     Args:
         path: a .safetensors file; a .npz of numpy (arrays without names are a list); or a .pt or .pth
-            of torch, a dict or list of tensors, read with `weights_only`: a file that would run code
+            of torch, a dict or list of tensors, read without `torch.load`: a file that would run code
             is refused.
     """
     path = Path(path)
-    readers = {".safetensors": _safetensors, ".npz": _npz, ".pt": _torch, ".pth": _torch}
+    readers = {".safetensors": _safetensors, ".npz": read_npz, ".pt": _torch, ".pth": _torch}
     if path.is_dir():
         raise InvalidFile(f"{path} is a folder: expected a file named {_KINDS}")
     if path.suffix not in readers:
         raise InvalidFile(
             f"{path}: expected a file named {_KINDS}, got {path.suffix or 'no suffix'}"
         )
-    if not path.is_file():
-        raise InvalidFile(f"{path} does not exist: expected a {path.suffix} file")
+    if not os.path.exists(path):
+        link = ", it is a link to nowhere" if os.path.islink(path) else ""
+        raise InvalidFile(f"{path} does not exist{link}: expected a {path.suffix} file")
+    checked_size(path)
     tensors = readers[path.suffix](path)
     if not tensors:
         raise InvalidFile(f"{path}: expected tensors, got none")
-    return {name: tensor.detach() for name, tensor in tensors.items()}
+    return {name: _plain(path, name, tensor) for name, tensor in tensors.items()}
 
 
 def positional(tensors: Mapping[str, Tensor]) -> bool:
@@ -57,78 +65,62 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     except ImportError as error:
         raise MissingExtra("safetensors", "cli") from error
     try:
+        _check_header(path)
         return dict(load_file(path))
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise InvalidFile(f"{path} is no safetensors file, or a damaged one: {error}") from error
-
-
-def _npz(path: Path) -> dict[str, Tensor]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise InvalidFile(
-                    f"{path} holds one array, expected an archive as numpy.savez writes"
-                )
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-        if isinstance(error, PermissionError):
-            raise
+    except (SafetensorError, ValueError, LookupError, RuntimeError, TypeError) as error:
+        words = str(error).partition("\n")[0][:200]
         raise InvalidFile(
-            f"{path} is no .npz of numbers, or a damaged one: {error} (pickled objects are not read)"
+            f"{path} is no safetensors file, or a damaged one: {words}{looks_like(path)}"
         ) from error
-    numbered = {name: re.fullmatch(r"arr_(\d+)", name) for name in arrays}
-    if all(numbered.values()):  # numpy.savez(path, *arrays): a list
-        order = sorted(arrays, key=lambda name: int(name[4:]))
-        arrays = {str(i): arrays[name] for i, name in enumerate(order)}
-    return {name: _from_numpy(path, name, array) for name, array in arrays.items()}
 
 
-def _from_numpy(path: Path, name: str, array: np.ndarray[Any, Any]) -> Tensor:
-    if array.dtype.kind not in "fiub":
-        raise InvalidFile(f"{path}: {name!r} holds {array.dtype}, expected numbers")
-    native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    if native.dtype == np.longdouble and native.dtype != np.float64:
-        native = native.astype(np.float64)
-    try:
-        return torch.from_numpy(np.ascontiguousarray(native)).reshape(array.shape)
-    except TypeError as error:
-        raise InvalidFile(
-            f"{path}: {name!r} holds {array.dtype}, which torch does not have"
-        ) from error
+def _check_header(path: Path) -> None:
+    """ValueError unless it is short and names each tensor once, which safetensors leaves open."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(path.stat().st_size, _LARGEST_HEADER):
+            raise ValueError(f"it says its header has {length:,} bytes")
+        parsed(file.read(length))
 
 
 def _torch(path: Path) -> dict[str, Tensor]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of the pickle's protocol: it is refused, or read right
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise InvalidFile(
-            f"{path} is no file of tensors, or it holds objects that could run code when loaded (a "
-            "pickled model): store model.state_dict(), or a dict or list of tensors, with torch.save"
-        ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise InvalidFile(
-            f"{path} is no file of torch.save, or a damaged one ({type(error).__name__}: {error})"
-        ) from error
+    content = read_torch(path)
     found = _tensors_in(content)
     if found is None:
         raise InvalidFile(
             f"{path}: expected a dict or list of tensors, got a {type(content).__name__} without any"
         )
+    strange = [(name, value) for name, value in found.items() if isinstance(value, Strange)]
+    if strange:
+        name, value = strange[0]
+        raise InvalidFile(
+            f"{path}: expected dense tensors of numbers, but {name!r:.80} is {value.kind}: store "
+            "tensor.to_dense(), or tensor.dequantize()"
+        )
     return found
 
 
-def _tensors_in(content: Any) -> dict[str, Tensor] | None:
+def _tensors_in(content: Any, depth: int = 0) -> dict[str, Any] | None:
     """The tensors of a dict, a list, or a checkpoint that holds one of them."""
+    kinds = (Tensor, Strange)
     if isinstance(content, Mapping):
-        tensors = {str(k): v for k, v in content.items() if isinstance(v, Tensor)}
-        if tensors:
-            return tensors
-        inner = [_tensors_in(content[name]) for name in _NESTED if name in content]
+        tensors = {str(k): v for k, v in content.items() if isinstance(v, kinds)}
+        if tensors or depth > _DEEPEST:
+            return tensors or None
+        inner = [_tensors_in(content[name], depth + 1) for name in _NESTED if name in content]
         return next((part for part in inner if part), None)
-    if isinstance(content, Sequence) and content and all(isinstance(t, Tensor) for t in content):
+    if isinstance(content, list) and content and all(isinstance(t, kinds) for t in content):
         return {str(i): part for i, part in enumerate(content)}
     return None
+
+
+def _plain(path: Path, name: str, tensor: Tensor) -> Tensor:
+    """A tensor of a kind that can be computed with; what is narrower or odder is widened."""
+    tensor = tensor.detach()
+    if tensor.is_complex() or tensor.dtype.itemsize * tensor.numel() != tensor.nbytes:
+        raise InvalidFile(f"{path}: {name!r:.80} holds {tensor.dtype}, expected real numbers")
+    if tensor.is_floating_point():
+        return tensor.float() if tensor.dtype.itemsize == 1 else tensor
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return tensor.double() if tensor.dtype is torch.uint64 else tensor.long()
+    return tensor

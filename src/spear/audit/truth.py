@@ -27,10 +27,12 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor | None]:
             f"{path}: expected an array 'inputs' (samples, ...), and 'labels' if known, got "
             f"{', '.join(f'{name!r} {tuple(t.shape)}' for name, t in list(tensors.items())[:6])}"
         )
-    if labels is not None and len(labels) != len(inputs):
+    if labels is not None and (not labels.ndim or labels.numel() != len(inputs)):
         raise InvalidFile(
-            f"{path}: expected a label for each of {len(inputs)} inputs, got {len(labels)}"
+            f"{path}: expected a label for each of {len(inputs)} inputs, got {tuple(labels.shape)}"
         )
+    if not bool(inputs.isfinite().all()):
+        raise InvalidFile(f"{path}: expected the client's samples, got NaN or infinite values")
     return inputs.flatten(1), labels
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import pickle
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from spear.data.adult import FILES, adult
@@ -18,7 +15,9 @@ from spear.data.folders import photo_sizes, tiny_imagenet
 from spear.data.images import ImageData, cifar10, mnist
 from spear.data.known import ADULT, CIFAR10, IMAGENET, MNIST, TINY_IMAGENET
 from spear.data.places import AGAIN, Dataset, Source, existing
-from spear.errors import DamagedData, MissingData
+from spear.errors import DamagedData, InvalidFile, MissingData
+from spear.stored.limits import checked_size
+from spear.stored.torch_files import read_torch
 
 _SIZES = (224, 256, 720)  # pixels of the shorter side that experiments ask for
 _TRIED = 64  # pictures of TinyImageNet that are decoded
@@ -193,23 +192,13 @@ def _tensors(path: Path, expected_bytes: int) -> list[Tensor]:
     """The tensors of a file of weights, none of them larger than they should be together."""
     largest = 2 * expected_bytes + 2**16
     try:
-        size = path.stat().st_size
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                size = max(size, sum(info.file_size for info in archive.infolist()))
+        size = checked_size(path)
         if size > largest:
             raise DamagedData(f"{path}: expected at most {largest:,} bytes, got {size:,}: {AGAIN}")
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-        RuntimeError,
-        EOFError,
-        OSError,
-        ValueError,
-    ) as error:
+        stored = read_torch(path)
+    except (InvalidFile, OSError) as error:
         raise DamagedData(
-            f"{path}: expected weights by name ({type(error).__name__}); it may be incomplete, {AGAIN}"
+            f"{path}: expected weights by name ({error}); it may be incomplete, {AGAIN}"
         ) from error
     if not isinstance(stored, dict) or not all(isinstance(v, Tensor) for v in stored.values()):
         raise DamagedData(f"{path}: expected weights by name, got another thing: {AGAIN}")

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from spear.errors import DataError
+from spear.stored.limits import checked_size
+from spear.stored.torch_files import read_torch
 
 # VGG16's convolutions by output channels; M is a 2x2 max-pooling.
 _VGG16 = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M")
@@ -87,9 +89,20 @@ class Vgg16(nn.Module):
             raise DataError(
                 f"VGG16's weights are not in {root}: expected weights/vgg16_features.pth"
             )
-        stored = torch.load(path, weights_only=True)
-        own = {name.removeprefix("features."): value for name, value in stored.items()}
-        self.features.load_state_dict(own)
+        checked_size(path)
+        stored = read_torch(path)
+        own = self.features.state_dict()
+        found = {}
+        if isinstance(stored, dict):
+            found = {str(name).removeprefix("features."): value for name, value in stored.items()}
+        wrong = [n for n in own if getattr(found.get(n), "shape", None) != own[n].shape]
+        if wrong or set(found) - set(own):
+            name = wrong[0] if wrong else min(set(found) - set(own))
+            raise DataError(
+                f"{path}: expected VGG16's convolutions, but features.{name[:80]} is not as theirs: "
+                "copy the file again"
+            )
+        self.features.load_state_dict(found)
         return self
 
 

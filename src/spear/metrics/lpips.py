@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
 
-from spear.errors import DataError, InvalidOption
+from spear.errors import DataError, InvalidFile, InvalidOption
 from spear.metrics.pixels import check_pairs
+from spear.stored.limits import checked_size
+from spear.stored.torch_files import read_torch
 
 FEATURES, HEADS = "alexnet_features.pth", "lpips_alex_heads.pth"
 # torchvision's index of each convolution, its weights' shape, stride, padding, pooling before it.
@@ -143,11 +144,11 @@ def _unit(features: Tensor) -> Tensor:
 
 def _tensors(path: Path) -> dict[str, Any]:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        checked_size(path)
+        content = read_torch(path)
+    except (InvalidFile, OSError) as error:
         raise DataError(
-            f"{path}: expected tensors by name ({type(error).__name__}); the file may be "
-            "incomplete, copy it again"
+            f"{path}: expected tensors by name ({error}); the file may be incomplete, copy it again"
         ) from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: expected tensors by name, got a {type(content).__name__}")
@@ -156,7 +157,9 @@ def _tensors(path: Path) -> dict[str, Any]:
 
 def _taken(tensors: dict[str, Any], name: str, shape: tuple[int, ...], file: str) -> Tensor:
     tensor = tensors.get(name)
-    if not isinstance(tensor, Tensor) or tensor.shape != shape:
-        came = tuple(tensor.shape) if isinstance(tensor, Tensor) else "nothing of that name"
+    if not isinstance(tensor, Tensor) or tensor.shape != shape or not tensor.is_floating_point():
+        came = "nothing of that name"
+        if isinstance(tensor, Tensor):
+            came = f"{tuple(tensor.shape)} of {tensor.dtype}"
         raise DataError(f"{file}: expected {name} of shape {shape}, got {came}")
     return tensor

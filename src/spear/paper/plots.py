@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spear.errors import MissingExtra
-from spear.report.files import write_private
+from spear.report.files import write_all_private
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,10 +58,12 @@ def figure(width: float = 3.4, height: float = 2.4) -> Figure:
 def save(drawn: Figure, path: Path) -> list[Path]:
     """As PNG and as SVG."""
     files = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    contents = {}
     for file, options in zip(files, (_PNG, _SVG), strict=True):
         content = io.BytesIO()
         drawn.savefig(content, format=file.suffix[1:], **options)
-        write_private(file, content.getvalue())
+        contents[file] = content.getvalue()
+    write_all_private(contents)
     return files
 
 

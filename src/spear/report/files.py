@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from spear.errors import InvalidOption
+
 _UNFINISHED = ".spear-partial"
+_FEW = 200  # open files that every system allows
 
 
 def keep_private() -> None:
@@ -25,17 +29,28 @@ def keep_private() -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file at once: a reader sees the old one or the new one, never half of it.
+    """Write a file at once: a reader sees the old one or the new one, never half of it."""
+    write_all_private({path: content})
+
+
+def write_all_private(contents: Mapping[Path, bytes]) -> None:
+    """Write files that belong together: where one of them finds no room, none is written.
 
     What a killed process left half-written in the same folder is removed on the way.
     """
-    path = Path(path)
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        path.write_bytes(content)  # to a pipe or a device, in whose place no file belongs
-        return
-    make_private(path.parent)
-    remove_unfinished(path.parent)
-    replace_private(path, content)
+    for path in contents:
+        check_replaceable(path)
+        make_private(path.parent)
+    for folder in {path.parent for path in contents}:
+        remove_unfinished(folder)
+    replace_private(contents)
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse what is no regular file: a device would be replaced by one, and gone."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        kind = "the folder" if os.path.isdir(path) else "the device or pipe"
+        raise InvalidOption(f"expected the name of a file to write, got {kind} {path}")
 
 
 def make_private(folder: Path) -> None:
@@ -46,24 +61,48 @@ def make_private(folder: Path) -> None:
     folder.mkdir(exist_ok=True)  # a file in its place, or a link to nowhere, is an error
 
 
-def replace_private(path: Path, content: bytes) -> None:
-    """The same in a folder that is there, without a look at what others left."""
-    handle, partial = _begun(path)
+def replace_private(contents: Mapping[Path, bytes]) -> None:
+    """The same in folders that are there, without a look at what others left."""
+    begun: dict[Path, tuple[int, str]] = {}  # open and locked until all have their names
+    _let_open(len(contents))
+    path = None
     try:
-        try:
-            _write_all(handle, content)
-            os.fsync(handle)
-            if sys.platform != "win32":  # there the name is free only once it is closed
-                os.replace(partial, path)
-        finally:
-            os.close(handle)
-        if sys.platform == "win32":
+        for path, content in contents.items():
+            begun[path] = _begun(path)
+            _write_all(begun[path][0], content)
+            os.fsync(begun[path][0])
+        for path, (handle, partial) in list(begun.items()):
+            if sys.platform == "win32":  # there the name is free only once it is closed
+                os.close(handle)
             os.replace(partial, path)
-    except BaseException:
-        with suppress(FileNotFoundError):  # an interrupt may come after it got its name
-            os.unlink(partial)
+            if sys.platform != "win32":
+                os.close(handle)
+            del begun[path]
+    except OSError as error:
+        if error.filename is None or os.path.basename(error.filename)[:1] == ".":
+            error.filename = str(path)  # not the partial one, which nobody knows
         raise
-    _sync_folder(path.parent)
+    finally:
+        for handle, partial in begun.values():
+            with suppress(OSError):  # an interrupt may come after it was closed, or got its name
+                os.close(handle)
+            with suppress(FileNotFoundError):
+                os.unlink(partial)
+    for folder in {path.parent for path in contents}:
+        _sync_folder(folder)
+
+
+def _let_open(count: int) -> None:
+    """Allow this process so many open files beside those it has, where it may."""
+    if sys.platform != "win32" and count > _FEW:
+        import resource
+
+        now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = count + 1024
+        if most != resource.RLIM_INFINITY:
+            wanted = min(wanted, most)
+        if now != resource.RLIM_INFINITY and now < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def remove_unfinished(folder: Path) -> None:

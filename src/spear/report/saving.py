@@ -8,7 +8,7 @@ import torch
 
 from spear.errors import MissingExtra
 from spear.report import pictures
-from spear.report.files import write_private
+from spear.report.files import write_all_private
 from spear.report.finding import Finding
 
 
@@ -36,8 +36,6 @@ def save_inputs(finding: Finding, folder: Path) -> list[Path]:
         digits = max(2, len(str(finding.recovered)))
         for i, image in enumerate(finding.look.pictures(finding.inputs), 1):
             contents[f"sample-{i:0{digits}}.png"] = pictures.png(image)
-    written = []
-    for name, content in contents.items():
-        write_private(folder / name, content)
-        written.append(folder / name)
+    written = [folder / name for name in contents]
+    write_all_private(dict(zip(written, contents.values(), strict=True)))
     return written[:1] if len(written) == 1 else [written[0], folder / "sample-*.png"]

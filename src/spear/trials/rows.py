@@ -11,6 +11,7 @@ from pathlib import Path
 
 from spear.errors import DataError, MissingExtra
 from spear.report.files import make_private, remove_unfinished, replace_private
+from spear.stored.json_text import LARGEST_ROWS, bytes_of
 from spear.trials.trial import Row
 
 
@@ -29,7 +30,7 @@ class RowFile:
         """By the key of their trial, in the order in which they were first written."""
         if not self.path.exists():
             return {}
-        *lines, torn = self.path.read_bytes().split(b"\n")
+        *lines, torn = self._content().split(b"\n")
         found: dict[str, Row] = {}
         for number, line in enumerate([*lines, torn], 1):
             try:
@@ -43,6 +44,14 @@ class RowFile:
                 ) from error
             found[row.key] = row
         return found
+
+    def _content(self) -> bytes:
+        try:
+            return bytes_of(self.path, LARGEST_ROWS)
+        except ValueError as error:
+            raise DataError(
+                f"{self.path}: expected rows as `spear reproduce` writes them: {error}"
+            ) from error
 
     def picture(self, name: str) -> Path:
         return self.folder / "pictures" / name
@@ -61,7 +70,7 @@ class RowFile:
         for name, image in pictures.items():
             if not self.picture(name).exists():  # named for its content
                 make_private(self.picture(name).parent)
-                replace_private(self.picture(name), image)
+                replace_private({self.picture(name): image})
         append_line(self.path, row.line())
 
     def _drop_torn_line(self) -> None:
@@ -101,7 +110,10 @@ def mend_last_line(path: Path, read: Callable[[bytes], object]) -> None:
     """End the last line of a file if it can be read; drop it if it was cut off in the middle."""
     if not path.exists():
         return
-    content = path.read_bytes()
+    try:
+        content = bytes_of(path, LARGEST_ROWS)
+    except ValueError as error:
+        raise DataError(f"{path}: expected rows of JSON: {error}") from error
     if not content or content.endswith(b"\n"):
         return
     start = content.rfind(b"\n") + 1

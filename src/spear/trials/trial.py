@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from spear.errors import DataError, InvalidOption, MissingExtra
+from spear.stored.json_text import is_number, kind, mapping, maybe
 from spear.trials.provenance import commit, versions
 
 
@@ -55,6 +56,32 @@ class Measured:
     pictures: Mapping[str, bytes] = field(default_factory=dict)  # PNG files by name
 
 
+def _numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(is_number, value.values()))
+
+
+def _files(value: Any) -> bool:
+    """Names of files, and no paths to other folders."""
+    names = value.values() if isinstance(value, dict) else [None]
+    return all(isinstance(n, str) and n[:1] != "." and not set(n) & set("/\\:\0") for n in names)
+
+
+_limit = maybe(is_number)
+_OPTIONAL = ("error", "pictures", "versions", "commit", "engine")
+_FIELDS = {
+    **dict.fromkeys(("key", "experiment", "status"), kind(str)),
+    **dict.fromkeys(("outcome", "error", "commit"), maybe(kind(str))),
+    **dict.fromkeys(("metrics", "versions"), kind(dict)),
+    "settings": lambda value: isinstance(value, dict) and _limit(value.get("max_seconds")),
+    "engine": kind(str),
+    "pictures": _files,
+    "seed": kind(int),
+    "seconds": maybe(is_number),
+    "took": is_number,
+    "stages": _numbers,
+}
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of results: a trial and what came of it."""
@@ -80,7 +107,8 @@ class Row:
 
     @staticmethod
     def of_line(line: str) -> Row:
-        content = json.loads(line)
+        """The row of a line; ValueError or TypeError for what is none."""
+        content = mapping(line, _FIELDS, _OPTIONAL)
         return Row(**{**content, "status": Status(content["status"])})
 
     @property

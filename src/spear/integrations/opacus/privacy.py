@@ -131,4 +131,11 @@ def epsilon(history: Sequence[tuple[float, float, int]], delta: float) -> float:
         # Wider orders are asked for where the best is an outermost one; ours go to 1 + 1e-8.
         warnings.filterwarnings("ignore", "Optimal order is the")
         orders = [*_ORDERS, *RDPAccountant.DEFAULT_ALPHAS]
-        return float(accountant.get_epsilon(delta, alphas=orders))
+        try:
+            return float(accountant.get_epsilon(delta, alphas=orders))
+        except (ArithmeticError, ValueError) as error:
+            raise InvalidOption(
+                f"expected noise that epsilon can be computed for, got noise multipliers of "
+                f"{', '.join(f'{multiplier:g}' for multiplier, _, _ in history[:3])} at delta = "
+                f"{delta:g} ({error})"
+            ) from error

@@ -1,0 +1,84 @@
+"""JSON from others: nested without end, with a key twice, or larger than it should be, it is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+LARGEST_ROWS = 2**28  # bytes: a quarter of a million rows
+
+
+def parsed(text: str | bytes, **options: Any) -> Any:
+    """The content of JSON text; ValueError for whatever else.
+
+    Args:
+        text: in UTF-8 where it is bytes.
+        options: of `json.loads`.
+
+    >>> parsed('{"b": 20}')
+    {'b': 20}
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once, **options)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def mapping(
+    text: str | bytes, fields: Mapping[str, Callable[[Any], bool]], optional: Collection[str] = ()
+) -> dict[str, Any]:
+    """A JSON object of which these fields are as they should be; ValueError for any other.
+
+    Args:
+        text: one line.
+        fields: whether the value of a name is right.
+        optional: names that need not be there.
+    """
+    content = parsed(text)
+    if not isinstance(content, dict):
+        raise ValueError(f"expected a mapping, got a {type(content).__name__}")
+    for name, right in fields.items():
+        if not (right(content[name]) if name in content else name in optional):
+            raise ValueError(f"{name!r} is missing or of another kind")
+    return content
+
+
+def bytes_of(path: Path, most: int) -> bytes:
+    """The bytes of a regular file that is not larger than it can be; ValueError if it is."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):  # a pipe would never end
+        raise ValueError("expected a file, got a folder, a pipe or a device")
+    if status.st_size > most:
+        raise ValueError(f"expected at most {most:,} bytes, got {status.st_size:,}")
+    return path.read_bytes()
+
+
+def is_number(value: Any) -> bool:
+    """Is it a number, and no truth value?"""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    """Is it a whole number of up to 64 bits, not below 0?"""
+    return type(value) is int and 0 <= value < 2**64
+
+
+def maybe(right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """The same, or None."""
+    return lambda value: value is None or right(value)
+
+
+def kind(*kinds: type) -> Callable[[Any], bool]:
+    """Is it of one of these kinds?"""
+    return lambda value: isinstance(value, kinds)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("a name is there twice")
+    return content
