@@ -166,7 +166,8 @@ def load(path: Path) -> list[Row]:
     rows: list[Row] = []
     try:
         *lines, torn = bytes_of(path, LARGEST_ROWS).split(b"\n")
-        rows += [mapping(line, _FIELDS, _OPTIONAL) for line in lines]
+        for line in lines:
+            rows.append(mapping(line, _FIELDS, _OPTIONAL))
     except ValueError as error:
         raise DataError(
             f"{path}, line {len(rows) + 1}: expected a row of JSON as `spear bench` writes them "
