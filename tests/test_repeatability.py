@@ -1,4 +1,4 @@
-"""Same update, same bits: whatever the state of the world, the workers and the threads; and golden updates."""
+"""Same update, same bits: whatever the state of the world and the workers. And golden updates."""
 
 import random
 import sys

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Planted:
 def network(sizes: list[int], generator: torch.Generator, dtype: torch.dtype) -> nn.Sequential:
     """Linear layers with a ReLU between any two, uniform as torch draws them."""
     parts: list[nn.Module] = []
-    for n, m in zip(sizes, sizes[1:], strict=False):
+    for n, m in pairwise(sizes):
         layer = nn.Linear(n, m).to(dtype)
         with torch.no_grad():
             for p in layer.parameters():
@@ -208,7 +209,7 @@ def main(names: list[str]) -> None:
         if names == ["all"] or make.__name__ in names:
             write(make.__name__, make())
             problems = Golden.read(make.__name__).problems()
-            print(f"{make.__name__}: {'; '.join(problems) or 'as stated'}")
+            sys.stdout.write(f"{make.__name__}: {'; '.join(problems) or 'as stated'}\n")
             if problems:
                 (HERE / f"{make.__name__}.npz").unlink()
 

@@ -20,6 +20,7 @@ from count import Count, results, strange_files
 from spear.report import load
 
 CALLS = ("open", "write", "fsync", "replace", "unlink", "close", "ftruncate", "truncate", "mkdir")
+_CALLS, _WRITES = 60, 20  # that a run makes, about
 SURVIVED = 4  # exit code of a run whose fault did it no harm
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 Job = Callable[[Path, Callable[[str], None]], None]
@@ -134,15 +135,13 @@ def filling(number: int) -> Callable[[], Callable[[], bool]]:
 
 
 def points(folder: Path, kills: int, chance: Random) -> Count:
-    """A kill at every call in turn; the next run goes on from there."""
+    """A kill at every call, or at some of them; the next run goes on from there."""
     expected, count = undisturbed(folder / "whole"), Count()
     own = folder / "own"
-    for number in range(1, kills // 2 + 1):
+    for number in sorted(chance.sample(range(1, _CALLS + 1), min(_CALLS, kills // 2))):
         for after in (False, True):
             shutil.rmtree(own, ignore_errors=True)
-            code = _killed(_rows, own, dying(number, after=after), count, expected)
-            if code == 0:
-                return count  # it has fewer calls than that
+            _killed(_rows, own, dying(number, after=after), count, expected)
             _finish(own, count, expected)
     return count
 
@@ -151,12 +150,10 @@ def full(folder: Path, kills: int, chance: Random) -> Count:
     """A full disk at every write in turn, then room again."""
     expected, count = undisturbed(folder / "whole"), Count()
     own = folder / "own"
-    for number in range(1, kills + 1):
+    for number in sorted(chance.sample(range(1, _WRITES + 1), min(_WRITES, kills))):
         shutil.rmtree(own, ignore_errors=True)
         code = _killed(_rows, own, filling(number), count, expected)
-        if code == 0:
-            break
-        assert code in (2, SURVIVED), code
+        assert code in (0, 2, SURVIVED), code
         count.leftover_files += len(strange_files(own)) if own.exists() else 0
         _finish(own, count, expected)
     return count
@@ -188,7 +185,7 @@ def report(folder: Path, kills: int, chance: Random) -> Count:
         shutil.rmtree(own, ignore_errors=True)
         said = _signalled(victims.save, own, count, chance, usual)
         count.rows_kept += len(said)
-        for name, read in (("report.json", load), ("report.html", _page)):
+        for name, read in (("report.json", load), ("report.html", _Page)):
             try:
                 version = read(own / name).title if (own / name).exists() else "none"
                 late = said and (version == "none" or version < f"version {said[-1]}")
@@ -201,7 +198,7 @@ def report(folder: Path, kills: int, chance: Random) -> Count:
     return count
 
 
-class _page:
+class _Page:
     def __init__(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         assert text.rstrip().endswith("</html>"), "the page is cut off"
