@@ -112,6 +112,28 @@ def test_a_model_that_trains_in_another_thread_is_not_disturbed():
         assert other.result() > 0
 
 
+def test_random_numbers_of_another_thread_are_not_drawn_twice():
+    """Replays put the global random state back only where the model itself draws from it."""
+    planted, stop = plant(3, m=40, n=20), []
+
+    def drawing():
+        seen = set()
+        while not stop:
+            number = float(torch.rand((), dtype=torch.float64))
+            assert number not in seen
+            seen.add(number)
+        return len(seen)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(drawing)
+        try:
+            for _ in range(10):
+                spear.invert(planted.view, model=planted.model)
+        finally:
+            stop.append(True)
+        assert other.result() > 0
+
+
 def seconds(function, *arguments):
     """CPU time: that of others does not count."""
     began = time.process_time()

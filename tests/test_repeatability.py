@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import spear
 from command_line import in_this_process
@@ -56,6 +57,21 @@ def test_the_global_random_state_is_neither_read_nor_changed(finder, with_model)
         results.append(bits(spear.invert(planted.view, model=model, finder=finder)))
         assert world() == before
     assert results[0] == results[1]
+
+
+class Noisy(nn.Module):
+    """A layer that draws from the global random state."""
+
+    def forward(self, x):
+        return x + 1e-9 * torch.randn_like(x)
+
+
+def test_a_model_that_draws_leaves_the_random_state_alone_too():
+    planted = plant(3, m=60, n=40)
+    model = nn.Sequential(*planted.model, Noisy())
+    before = world()
+    assert len(spear.invert(planted.view, model=model).inputs) == 3
+    assert world() == before
 
 
 def test_a_generator_is_used_and_its_seed_decides():

@@ -28,7 +28,7 @@ CORE = [
     "cascade",
     "weights",
     "thresholds",
-    "broadcasting",
+    "precautions",
     "replay",
     "regression",
     "rescaling",

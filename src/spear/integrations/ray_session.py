@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -19,7 +21,8 @@ from spear.errors import ClusterError, InvalidOption
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _REACHED = 5.0  # seconds until a machine counts as not there
 _JOINED = 60.0  # seconds until a cluster counts as not there; it takes 2 to 10 to join one
-_SHORT = 40  # characters of a folder's name: a socket's may have 107, and Ray adds to it
+_PREFIX, _INSIDE = "ray-", "r"  # of a cluster's folder, and what Ray gets of it
+_SHORT = 30  # characters of a folder's name: a socket's may have 107, and Ray adds to it
 _QUIET: Any = {"log_to_driver": False, "logging_level": "ERROR"}
 # Ray keeps the first token of a process, so there is one for all the clusters we start.
 _TOKEN = secrets.token_hex(32)
@@ -59,14 +62,49 @@ def _own(workers: int | None) -> Iterator[None]:
     # Ray listens on all interfaces: nobody else has the token.
     ours = os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN) is _TOKEN
     short = tempfile.gettempdir() if len(tempfile.gettempdir()) < _SHORT else "/tmp"  # noqa: S108
-    with tempfile.TemporaryDirectory("", "ray-", short, ignore_cleanup_errors=True) as folder:
+    _remove_abandoned(Path(short))
+    with (
+        tempfile.TemporaryDirectory("", _PREFIX, short, ignore_cleanup_errors=True) as folder,
+        _held(Path(folder)),
+    ):
         try:
-            _start(folder, workers)
+            (
+                Path(folder) / _INSIDE
+            ).mkdir()  # Ray opens its folder to everybody: not ours around it
+            _start(str(Path(folder) / _INSIDE), workers)
             yield
         finally:
             ray.shutdown()
             if ours:
                 os.environ.pop("RAY_AUTH_TOKEN", None)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Is nobody else at work in the folder? Within, it is ours, as long as this process lives."""
+    if sys.platform == "win32":
+        yield False
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Files of clusters whose owner was killed: nobody else removes them."""
+    for folder in place.glob(f"{_PREFIX}*/{_INSIDE}"):
+        with suppress(OSError), _held(folder.parent) as free:
+            if free and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder.parent, ignore_errors=True)
 
 
 def _start(folder: str, workers: int | None) -> None:
