@@ -29,7 +29,7 @@ CORE = [
     "weights",
     "thresholds",
     "sides",
-    "broadcasting",
+    "precautions",
     "replay",
     "regression",
     "rescaling",

@@ -11,9 +11,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from spear.broadcasting import NoBroadcasting
 from spear.factors import UNDECIDED, Factors
 from spear.layers import network_after
+from spear.precautions import Precautions
 from spear.selection import Selection
 from spear.thresholds import FLIPS, smallest_steps
 from spear.weights import merged, odd, usual, vanished
@@ -115,8 +115,7 @@ class Replay:
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            torch.random.fork_rng(devices=[]),
-            NoBroadcasting(),
+            Precautions(),
         ):
             try:
                 replay = Replay.prepare(factors, selection, model, loss, relative_error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -114,9 +115,14 @@ def _stack(sizes: list[int]) -> Iterator[nn.Module]:
         yield nn.Linear(before, after)
 
 
+_drawing = threading.RLock()  # one model at a time: torch has one random state for all threads
+
+
 @contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
+    if seed is None:
+        yield
+        return
+    with _drawing, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         yield

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -19,7 +21,8 @@ from spear.errors import ClusterError, InvalidOption
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _REACHED = 5.0  # seconds until a machine counts as not there
 _JOINED = 60.0  # seconds until a cluster counts as not there; it takes 2 to 10 to join one
-_SHORT = 40  # characters of a folder's name: a socket's may have 107, and Ray adds to it
+_PREFIX, _INSIDE = "ray-", "r"  # of a cluster's folder, and what Ray gets of it
+_SHORT = 30  # characters of a folder's name: a socket's may have 107, and Ray adds to it
 _QUIET: Any = {"log_to_driver": False, "logging_level": "ERROR"}
 # Ray keeps the first token of a process, so there is one for all the clusters we start.
 _TOKEN = secrets.token_hex(32)
@@ -83,11 +86,14 @@ def secluded() -> Iterator[str]:
         """No dashboard."""
 
     short = tempfile.gettempdir() if len(tempfile.gettempdir()) < _SHORT else "/tmp"  # noqa: S108
+    _remove_abandoned(Path(short))
     with ExitStack() as stack:
         ours = stack.enter_context(
-            tempfile.TemporaryDirectory("", "ray-", short, ignore_cleanup_errors=True)
+            tempfile.TemporaryDirectory("", _PREFIX, short, ignore_cleanup_errors=True)
         )
-        folder = os.path.join(ours, "r")  # which Ray opens to all: the one around it is closed
+        stack.enter_context(_held(Path(ours)))
+        folder = os.path.join(ours, _INSIDE)  # which Ray opens to all: the one around it is closed
+        os.mkdir(folder)
         stack.enter_context(_replaced(ray_constants, "ENABLE_RAY_CLUSTER", False))
         stack.enter_context(_replaced(node.Node, "start_api_server", not_started))
         for name, value in (("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"), ("RAY_TMPDIR", folder)):
@@ -115,6 +121,34 @@ def _environment(name: str, value: str) -> Iterator[None]:
         os.environ.pop(name)
         if kept is not None:
             os.environ[name] = kept
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Is nobody else at work in the folder? Within, it is ours, as long as this process lives."""
+    if sys.platform == "win32":
+        yield False
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Files of clusters whose owner was killed: nobody else removes them."""
+    for folder in place.glob(f"{_PREFIX}*/{_INSIDE}"):
+        with suppress(OSError), _held(folder.parent) as free:
+            if free and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder.parent, ignore_errors=True)
 
 
 def _start(folder: str, workers: int | None) -> None:

@@ -13,6 +13,8 @@ from spear.report.finding import Finding
 from spear.report.report import Cell, Table
 
 MOST_SAMPLES = 64  # shown as pictures or values, of one finding
+MOST_FINDINGS = 500  # shown one by one; the table has all
+MOST_LINES = 300  # of a table, until the reader asks for all
 MOST_ROWS = 1000  # of its table of certificates
 MOST_COLUMNS = 10  # values of a sample
 MOST_CHARACTERS = 24_000_000  # of all pictures on a page: what a mail still takes

@@ -26,7 +26,8 @@ def render(report: Report) -> str:
     """The page, with everything a user named escaped."""
     style, script = _asset("page.css"), _asset("page.js")
     room = evidence.Room()
-    shown = [_shown(i, finding, room) for i, finding in enumerate(report.findings, 1)]
+    chosen = dict.fromkeys(_worst(report.findings))
+    shown = [_shown(i + 1, report.findings[i], room) for i in chosen]
     text = (
         _environment()
         .get_template("page.html.j2")
@@ -39,7 +40,11 @@ def render(report: Report) -> str:
             findings=shown,
             heading=_heading(report),
             overview=_overview(report.findings) if len(shown) > 1 else None,
-            outcomes=[(f.outcome.value, SEVERITY.index(f.outcome)) for f in report.findings],
+            outcomes=[
+                (f.outcome.value, SEVERITY.index(f.outcome), i in chosen)
+                for i, f in enumerate(report.findings)
+            ],
+            left_out=len(report.findings) - len(shown),
             holds_data=any(
                 finding.inputs is not None and finding.recovered for finding in report.findings
             ),
@@ -100,6 +105,12 @@ def _shown(number: int, finding: Finding, room: evidence.Room) -> Shown:
         evidence.stages(finding),
         evidence.counts(finding),
     )
+
+
+def _worst(findings: Sequence[Finding]) -> list[int]:
+    """Which of them are shown one by one, in their order: all, unless they are too many."""
+    order = sorted(range(len(findings)), key=lambda i: -SEVERITY.index(findings[i].outcome))
+    return sorted(order[: evidence.MOST_FINDINGS])
 
 
 def _heading(report: Report) -> str:
@@ -204,6 +215,7 @@ def _environment() -> Environment:
     }
     environment.tests["orderable"] = words.is_number
     environment.globals |= {
+        "MOST_LINES": evidence.MOST_LINES,
         "MOST_SAMPLES": evidence.MOST_SAMPLES,
         "PROOFS": words.PROOFS,
         "numeric_columns": words.numeric_columns,

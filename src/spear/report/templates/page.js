@@ -56,7 +56,10 @@
       const order = numeric ? a.number - b.number : 0;
       return direction * (order || collator.compare(a.text, b.text));
     });
+    rows.forEach((r, i) => r.row.classList.toggle("later", i >= Number(table.dataset.lines)));
+    body.remove(); // outside the page the order of thousands of rows costs nothing
     body.append(...rows.map((r) => r.row));
+    table.append(body);
   };
 
   const watchTables = () => {
@@ -70,6 +73,13 @@
           sortBy(table, column, up ? 1 : -1);
         });
       });
+      const more = table.parentElement.querySelector(".all-lines");
+      if (more)
+        more.addEventListener("click", () => {
+          table.classList.remove("short");
+          more.remove();
+          table.parentElement.focus();
+        });
     }
   };
 
