@@ -58,7 +58,7 @@ def test_the_demo_says_when_it_fails(tmp_path):
     [
         (["demo", "-b", "0"], "expected batch size >= 1"),
         (["demo", *SMALL, "--finder", "luck"], "expected finder to be one of"),
-        (["theory", "-b", "10", "--p", "1e-12"], "use p_fr below"),
+        (["theory", "-b", "10", "--p", "1e-12"], "use --false-rejection below"),
     ],
 )
 def test_errors_are_one_sentence_with_exit_code_two(arguments, message, tmp_path):

@@ -46,7 +46,9 @@ def _on(name: str, read: Callable[[Path], object]) -> Callable[[bytes], None]:
     path = SCRATCH / name
 
     def target(data: bytes) -> None:
-        path.write_bytes(data)
+        path.write_bytes(
+            data + b"\n" * (path.suffix == ".jsonl")
+        )  # a line without is torn, and none
         with contextlib.suppress(SpearError):
             read(path)
 

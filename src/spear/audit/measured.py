@@ -78,7 +78,8 @@ def summed_up(folder: Path) -> list[Measured]:
                 f"{own['threads']} CPU threads, torch {own['torch']}",
             )
         )
-    return found + _tables(frontier_report.load(folder / "tabular.jsonl"))
+    lines = (folder / "tabular.jsonl").read_text(encoding="utf-8").splitlines()
+    return found + _tables([json.loads(line) for line in lines])
 
 
 def _tables(rows: list[dict[str, Any]]) -> list[Measured]:
