@@ -188,6 +188,20 @@ def test_rows_are_live_where_more_shows_than_noise():
     assert _sounding(left, values, 0.01, nobody).tolist() == nobody.tolist()
 
 
+def test_a_neuron_that_shows_a_little_above_its_noise_is_live():
+    """Ten deviations long, where the noise of six samples is sqrt(6) + 4 at most; and one at none."""
+    D, X = low_rank(100, 150, 6)
+    sigma = 1e-4
+    D[7] *= 10 * sigma / float((D[7] @ X).norm())
+    D[8] = 0
+    noise = torch.randn(100, 150, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    factors = factorise(view_of(D @ X + sigma * noise, D.sum(1)))
+    assert factors.batch_size == 6
+    assert factors.noise == pytest.approx(sigma, rel=0.05)
+    assert factors.live_rows.nonzero().flatten().tolist() == [i for i in range(100) if i != 8]
+    assert float(factors.left[8].abs().max()) == 0
+
+
 def test_the_noise_of_an_entry_overall_and_in_the_loudest_row():
     s = torch.tensor([3.0, 4.0], dtype=torch.float64)
     outside = torch.tensor([1.0, 2.0, 2.0, 0.0], dtype=torch.float64)
@@ -207,6 +221,8 @@ def test_noise_is_never_below_the_rounding_of_the_factorisation():
     loud = torch.ones(4, dtype=torch.float64)
     assert _noise(s, loud, 4, 4, 10) == pytest.approx((floor, floor))  # no row is left to show it
     assert _noise(s, loud, 10, 40, 10) == pytest.approx((floor / math.sqrt(10),) * 2)
+    assert _noise(s, loud[:1], 1, 1, 10) == pytest.approx((2 * floor,) * 2)
+    assert _noise(s[:0], loud[:0], 0, 0, 10) == (0, 0)
 
 
 def sketch_of(leading, following, rest, outside):
