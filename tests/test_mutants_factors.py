@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import spear
+import spear.factors
 from planted import plant
+from spear.directions import Watch
 from spear.factors import (
     _fading,
     _noise,
@@ -19,8 +21,10 @@ from spear.factors import (
     batch_size_from,
     factorise,
 )
-from spear.streaming import Sketch
+from spear.selection import select
+from spear.streaming import Sketch, sketch
 from test_factors import low_rank, view_of
+from test_mutants_selection import inputs_pool, inputs_problem
 
 
 @pytest.fixture(scope="module")
@@ -250,3 +254,28 @@ def test_a_sketch_tells_all_if_what_is_left_cannot_hide_a_sample():
     assert batch_size_from(sketch_of(hidden, 1e-9, 1e-9, rounding).values, *shape, eps) == 3
     assert _tells_all(sketch_of(hidden, 1e-9, 1e-9, rounding), *shape, eps)
     assert not _tells_all(sketch_of(hidden[:2], 1e-4, 1e-9, rounding), *shape, eps)
+
+
+@pytest.mark.parametrize(("levels", "negative"), [(5, 0), (50, 1)])
+def test_up_to_ten_levels_an_entry_is_undecided(levels, negative):
+    """The lowest input of a mix, so many levels of noise below zero: a contradiction or not?"""
+    factors, _, vectors, zeros = inputs_problem()
+    vectors[:, 0] = vectors[:, 0] - 0.5 * vectors[:, 1]
+    pool = inputs_pool(factors, vectors, zeros)
+    C = select(factors, pool, Watch()).C
+    lowest = float(
+        (factors.reconstruct(C).amin(1) / (C / factors.singular_values).norm(dim=1)).min()
+    )
+    side = dataclasses.replace(pool.side, zero=-lowest / levels)
+    chosen = select(factors, dataclasses.replace(pool, side=side), Watch())
+    assert (int(chosen.contradictions.sum()) > 0) is bool(negative)
+
+
+def test_a_sketch_that_sees_only_the_loud_samples_is_not_believed(monkeypatch):
+    """Sixty more samples, a thousand times fainter, lie behind the gap that the sketch shows."""
+    D, X = low_rank(400, 900, 76)
+    D[:, 16:] *= 1e-3
+    view = view_of((D @ X).float(), D.sum(1).float())
+    assert sketch(view.weight_grad, 400, torch.finfo(torch.float32).eps).rank == 16
+    monkeypatch.setattr(spear.factors, "_WIDE", 150)
+    assert factorise(view).batch_size == 76

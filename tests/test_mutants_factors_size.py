@@ -70,6 +70,7 @@ def test_a_fifth_of_the_spectrum_or_three_values_have_to_show_the_noise(r, b, se
 def test_three_values_show_nothing():
     assert size_of((1, 1.0), (1, 0.5), (1, 0.3), shape=(3, 1000)) is None
     assert size_of((1, 1.0), (2, 0.02), shape=(3, 1000)) is None
+    assert size_of((1, 1.0), (3, 0.02), shape=(4, 1000)) == 1
 
 
 def drops(count, **where):
