@@ -209,3 +209,26 @@ def test_no_network_behind_a_layer_whose_output_is_dropped():
             return self.head(self.table)
 
     assert network_after(Constant(), "layer") == "layer 'layer' does not reach the model's output"
+
+
+@pytest.mark.parametrize(
+    "reshape",
+    [
+        lambda x: x.view(x.size(0), -1),
+        lambda x: x.reshape(x.shape[0], -1),
+        lambda x: torch.reshape(x, (x.shape[0], 12)),
+        lambda x: x.flatten(1),
+    ],
+)
+def test_a_layer_behind_a_reshape_by_the_batch_size_reads_the_data(reshape):
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Linear(12, 30), nn.Linear(30, 3)
+
+        def forward(self, x):
+            return self.head(torch.relu(self.layer(reshape(x))))
+
+    first, second = inspect_layers(Flat())
+    assert (first.name, first.relu, first.reads_data) == ("layer", "after", True)
+    assert not second.reads_data

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import spear
+import spear.factors
 from planted import plant
+from spear.directions import Watch
 from spear.factors import (
     _fading,
     _noise,
@@ -19,8 +21,10 @@ from spear.factors import (
     batch_size_from,
     factorise,
 )
-from spear.streaming import Sketch
+from spear.selection import select
+from spear.streaming import Sketch, sketch
 from test_factors import low_rank, view_of
+from test_mutants_selection import inputs_pool, inputs_problem
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +192,20 @@ def test_rows_are_live_where_more_shows_than_noise():
     assert _sounding(left, values, 0.01, nobody).tolist() == nobody.tolist()
 
 
+def test_a_neuron_that_shows_a_little_above_its_noise_is_live():
+    """Ten deviations long, where the noise of six samples is sqrt(6) + 4 at most; and one at none."""
+    D, X = low_rank(100, 150, 6)
+    sigma = 1e-4
+    D[7] *= 10 * sigma / float((D[7] @ X).norm())
+    D[8] = 0
+    noise = torch.randn(100, 150, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    factors = factorise(view_of(D @ X + sigma * noise, D.sum(1)))
+    assert factors.batch_size == 6
+    assert factors.noise == pytest.approx(sigma, rel=0.05)
+    assert factors.live_rows.nonzero().flatten().tolist() == [i for i in range(100) if i != 8]
+    assert float(factors.left[8].abs().max()) == 0
+
+
 def test_the_noise_of_an_entry_overall_and_in_the_loudest_row():
     s = torch.tensor([3.0, 4.0], dtype=torch.float64)
     outside = torch.tensor([1.0, 2.0, 2.0, 0.0], dtype=torch.float64)
@@ -207,6 +225,8 @@ def test_noise_is_never_below_the_rounding_of_the_factorisation():
     loud = torch.ones(4, dtype=torch.float64)
     assert _noise(s, loud, 4, 4, 10) == pytest.approx((floor, floor))  # no row is left to show it
     assert _noise(s, loud, 10, 40, 10) == pytest.approx((floor / math.sqrt(10),) * 2)
+    assert _noise(s, loud[:1], 1, 1, 10) == pytest.approx((2 * floor,) * 2)
+    assert _noise(s[:0], loud[:0], 0, 0, 10) == (0, 0)
 
 
 def sketch_of(leading, following, rest, outside):
@@ -234,3 +254,28 @@ def test_a_sketch_tells_all_if_what_is_left_cannot_hide_a_sample():
     assert batch_size_from(sketch_of(hidden, 1e-9, 1e-9, rounding).values, *shape, eps) == 3
     assert _tells_all(sketch_of(hidden, 1e-9, 1e-9, rounding), *shape, eps)
     assert not _tells_all(sketch_of(hidden[:2], 1e-4, 1e-9, rounding), *shape, eps)
+
+
+@pytest.mark.parametrize(("levels", "negative"), [(5, 0), (50, 1)])
+def test_up_to_ten_levels_an_entry_is_undecided(levels, negative):
+    """The lowest input of a mix, so many levels of noise below zero: a contradiction or not?"""
+    factors, _, vectors, zeros = inputs_problem()
+    vectors[:, 0] = vectors[:, 0] - 0.5 * vectors[:, 1]
+    pool = inputs_pool(factors, vectors, zeros)
+    C = select(factors, pool, Watch()).C
+    lowest = float(
+        (factors.reconstruct(C).amin(1) / (C / factors.singular_values).norm(dim=1)).min()
+    )
+    side = dataclasses.replace(pool.side, zero=-lowest / levels)
+    chosen = select(factors, dataclasses.replace(pool, side=side), Watch())
+    assert (int(chosen.contradictions.sum()) > 0) is bool(negative)
+
+
+def test_a_sketch_that_sees_only_the_loud_samples_is_not_believed(monkeypatch):
+    """Sixty more samples, a thousand times fainter, lie behind the gap that the sketch shows."""
+    D, X = low_rank(400, 900, 76)
+    D[:, 16:] *= 1e-3
+    view = view_of((D @ X).float(), D.sum(1).float())
+    assert sketch(view.weight_grad, 400, torch.finfo(torch.float32).eps).rank == 16
+    monkeypatch.setattr(spear.factors, "_WIDE", 150)
+    assert factorise(view).batch_size == 76

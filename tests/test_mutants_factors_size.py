@@ -20,6 +20,8 @@ def size_of(*parts, shape=(20, 20), eps=1e-7):
 
 def test_nothing_but_zeros_is_no_batch():
     assert size_of((20, 0.0)) == 0
+    assert size_of((3, 0.0), shape=(3, 1000)) == 0
+    assert size_of((1, 1.0), (19, 0.0)) == 1
     assert batch_size_from(torch.zeros(0), 0, 5, 1e-7) == 0
     assert size_of((5, 1.0), (15, 1e-9)) == 5
 
@@ -68,6 +70,7 @@ def test_a_fifth_of_the_spectrum_or_three_values_have_to_show_the_noise(r, b, se
 def test_three_values_show_nothing():
     assert size_of((1, 1.0), (1, 0.5), (1, 0.3), shape=(3, 1000)) is None
     assert size_of((1, 1.0), (2, 0.02), shape=(3, 1000)) is None
+    assert size_of((1, 1.0), (3, 0.02), shape=(4, 1000)) == 1
 
 
 def drops(count, **where):
@@ -164,8 +167,17 @@ def smeared(m, n):
                 yield torch.cat([samples, stairs, tail])
 
 
+def dented(m, n):
+    """Noise whose largest values are raised and others lowered: the higher moments part company."""
+    s = noise_values(m, n)
+    place = torch.linspace(0, 1, len(s), dtype=s.dtype)
+    for turns in (0.5, 1.0, 1.5, 2.0, 3.0):
+        for size in torch.linspace(-0.25, 0.25, 41).tolist():
+            yield s * (1 + size * torch.cos(2 * math.pi * turns * place))
+
+
 @pytest.mark.parametrize("shape", SIZES)
-@pytest.mark.parametrize("family", [stretched, with_samples, smeared])
+@pytest.mark.parametrize("family", [stretched, with_samples, smeared, dented])
 def test_gaussian_noise_is_known_by_its_edge_moments_and_energy(family, shape):
     seen = set()
     for values in family(*shape):

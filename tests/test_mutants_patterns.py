@@ -178,6 +178,23 @@ def test_several_mixes_are_dropped_and_no_sample_with_them(centred, pairs):
     assert float(cosine.abs().min()) > 0.9
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_mix_does_not_take_the_samples_with_it_that_it_spoils(centred, count):
+    """Of a sample that is found and one that is not: the reading of the first is off by the other."""
+    q, off = with_mixes(centred, 8, [(i, 11 + i) for i in range(count)])
+    _, share = read_samples(centred.whole, q, off)
+    assert bool((share[:count] < AGREES).all())
+    kept, _ = trusted(centred.whole, q, off)
+    assert torch.equal(kept, q[:8])
+
+
+def test_after_four_mixes_what_does_not_agree_is_dropped(centred):
+    q, off = with_mixes(centred, 8, [(i, 11 + i) for i in range(5)])
+    kept, c = trusted(centred.whole, q, off)
+    assert torch.equal(kept, q[[0, 1, 3, 4, 5, 6, 7]])
+    assert torch.allclose((c * kept).sum(1), torch.ones(7).double())
+
+
 def test_more_directions_than_samples_are_cut_down_to_the_sparsest(centred):
     q, off = with_mixes(centred, 16, [(0, 1), (2, 3)])
     kept, c = trusted(centred.whole, q, off)

@@ -355,7 +355,7 @@ def _gaussian_from(s: Tensor, edge: Tensor, m: int, n: int) -> int | None:
     rank = int(found[0])
     # Coarse grids smear their noise over the edge, value by value: samples stand apart from it.
     apart = torch.nonzero(s[:rank] >= _APART * s[1 : rank + 1]).flatten()
-    if not rank or not len(apart):
+    if not len(apart):
         return 0 if not rank else None
     return int(apart[-1]) + 1 if 2 * int(apart[-1]) + 2 >= rank else None
 
@@ -365,11 +365,10 @@ def _noise(s: Tensor, outside: Tensor, b: int, m: int, n: int) -> tuple[float, f
 
     `outside` (m,) is the length of each row outside the span of the first b left vectors.
     """
-    freedom = max(m - b, 1) * max(n - b, 1)
     # Backward error of the QR, at most eps of the gradient's norm, as it may fall on one row.
     floor = float(s.norm()) * torch.finfo(s.dtype).eps / math.sqrt(max(m, 1))
     if b >= min(m, n):
         return floor, floor
-    overall = float(outside.norm()) / math.sqrt(freedom)
-    loudest = float(outside.max()) / math.sqrt(max(n - b, 1))
+    overall = float(outside.norm()) / math.sqrt((m - b) * (n - b))
+    loudest = float(outside.max()) / math.sqrt(n - b)
     return max(overall, floor), max(loudest, overall, floor)

@@ -232,8 +232,8 @@ def _relu_before(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
 
 
 def _reads_data(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    sources = node.all_input_nodes
-    if len(sources) != 1:
+    sources = node.all_input_nodes[:1]  # x.view(x.size(0), -1) has x and its size
+    if not sources:
         return False
     if sources[0].op == "placeholder":
         return True

@@ -194,8 +194,8 @@ def trusted(
         others = [[j for j in range(len(q)) if j != i] for i in suspects]
         shares = [read_samples(whole, q[o], off[o], watch)[1] for o in others]
         fits = [int((share >= agrees).sum()) for share in shares]
-        best = max(range(len(fits)), key=fits.__getitem__, default=0)
-        if not fits or fits[best] <= int((share >= agrees).sum()):
+        best = max(range(len(fits)), key=fits.__getitem__)
+        if fits[best] <= int((share >= agrees).sum()):
             break
         q, off = q[others[best]], off[others[best]]
         c, share = read_samples(whole, q, off, watch)
