@@ -93,6 +93,8 @@ def test_the_reach_of_a_preactivation_is_rounding_and_noise(factors):
     assert torch.allclose(quiet.reach(C), eps * C.norm(dim=1), atol=0)
     by_noise = 5e-3 * (C / factors.singular_values).norm(dim=1)
     assert torch.allclose(loud.reach(C), eps * C.norm(dim=1) + by_noise, atol=0)
+    several = torch.stack([C, 2 * C])  # (2, 3, 6)
+    assert torch.equal(loud.reach(several), torch.stack([loud.reach(C), loud.reach(2 * C)]))
     lengths = factors.view.weight.double().norm(dim=1)
     assert torch.allclose(factors.weight_lengths, lengths[:, None], rtol=1e-6)
 

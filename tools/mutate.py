@@ -296,10 +296,11 @@ class Campaign:
         for test, seconds in sorted(reaching, key=lambda pair: pair[1]):
             kind = test.split("[")[0]
             kinds[kind] += 1
+            rank = 2 + kinds[kind]
             if f"test_mutants_{module}" in test:  # written for such faults: all of them first
                 rank = 0
-            else:
-                rank = kinds[kind] + (f"test_{module}" not in test)
+            elif f"test_{module}.py" in test:
+                rank = 1
             order.append((test not in self.killers[mutant.function], rank, seconds, test))
         chosen, spent = [], 0.0
         for *_, seconds, test in sorted(order):
