@@ -146,18 +146,16 @@ def test_without_a_model_in_invert_a_replay_may_only_take_away():
     untouched = _not_refuted("no model was given", flags(1), ("before",))
     assert untouched[0].tolist() == flags(1).tolist()
     assert untouched[1:] == (("before",), True)
-    few = _not_refuted(replayed(matched=flags(0, 1, 2), **shown), flags(1), ("before",))
-    assert (few[0].tolist(), *few[1:]) == (flags(1).tolist(), ("before",), True)
-    half = replayed(matched=torch.tensor([True, True, False, False]), merged=~flags(3)[:4])
-    assert _not_refuted(half, flags()[:4], ())[0].tolist() == ALL[:4]
+    unknown = _not_refuted(replayed(matched=~flags(), **shown), flags(1), ("before",))
+    assert (unknown[0].tolist(), *unknown[1:]) == (flags(1).tolist(), ("before",), True)
     certified, doubts, whole = _not_refuted(
         replayed(matched=flags(0, 1), **shown), flags(1), ("before",)
     )
-    assert certified.tolist() == flags(1, 3).tolist()
+    assert certified.tolist() == flags(0, 1, 3).tolist()
     assert not whole
-    assert doubts[0] == "before"
-    assert "2 more samples than the 5 that show" in doubts[1]
-    assert doubts[2].startswith("1 of the samples weighs as much as several others")
+    assert doubts[:2] == ("before", "1 of them match no label, though others do")
+    assert "2 more samples than the 5 that show" in doubts[2]
+    assert doubts[3].startswith("1 of the samples weighs as much as several others")
     certified, doubts, whole = _not_refuted(replayed(), flags(1), ())
     assert (certified.tolist(), doubts, whole) == (flags(1).tolist(), (), True)
 

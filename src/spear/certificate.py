@@ -116,16 +116,19 @@ def _not_refuted(
 ) -> tuple[Tensor, tuple[str, ...], bool]:
     """What a replay that proves nothing leaves of what was certified, and whether samples are missing.
 
-    The loss is not known. But where most gradients are those of cross-entropy, their weights tell of
-    samples that have merged or vanished.
+    The loss is not known. But where a gradient is that of cross-entropy, the others must be so, too,
+    and their weights tell of samples that have merged or vanished.
     """
-    if isinstance(replayed, str) or 2 * int(replayed.matched.sum()) <= len(certified):
+    if isinstance(replayed, str) or not bool(replayed.matched.any()):
         return certified, doubts, True
+    unlike = int((certified & ~replayed.matched).sum())
+    if unlike:
+        doubts = (*doubts, f"{unlike} of them match no label, though others do")
     if replayed.vanished:
         doubts = (*doubts, _vanished(replayed.vanished, len(certified)))
     if bool(replayed.merged.any()):
         doubts = (*doubts, _merged(int(replayed.merged.sum())))
-    return certified & ~replayed.merged, doubts, not replayed.vanished
+    return certified & replayed.matched & ~replayed.merged, doubts, not replayed.vanished
 
 
 def _by_replay(
