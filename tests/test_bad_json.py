@@ -148,6 +148,15 @@ def test_valid_rows_are_read(tmp_path):
         assert len(read(tmp_path / f"{kind}.jsonl")) == 1
 
 
+def test_rows_without_a_psnr_are_drawn(tmp_path):
+    """Found by atheris: rows may lack what could not be measured."""
+    content = json.loads(LINES["bench"])
+    for name in ("psnr", "worst", "oracle", "extra_bytes"):
+        del content[name]
+    (tmp_path / "b.jsonl").write_text(json.dumps(content))
+    assert "MNIST" in frontier_report.table(frontier_report.load(tmp_path / "b.jsonl"))
+
+
 def test_text_of_json_is_strict():
     assert json_text.parsed("[1, 2]") == [1, 2]
     for wrong in ('{"a": 1, "a": 2}', "[" * 10**5, "nothing", "1" * 5000):

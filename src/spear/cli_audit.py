@@ -22,7 +22,7 @@ from spear.audit.subject import Subject
 from spear.audit.sweep_report import exit_code, report
 from spear.audit.utility import Training
 from spear.cli_audit_table import show
-from spear.cli_console import LARGEST_SEED, MOST_WORKERS, PlainConsole
+from spear.cli_console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
 from spear.cli_invert import apart, parse_look, writable, write
 from spear.cli_reproduce import watched
 from spear.errors import DataError, InvalidOption
@@ -84,7 +84,10 @@ def audit(
     trained_steps: Annotated[
         int,
         typer.Option(
-            min=0, help="Attack the model after so many training steps.", rich_help_panel=_WHAT
+            min=0,
+            max=MOST_TRIALS,
+            help="Attack the model after so many training steps.",
+            rich_help_panel=_WHAT,
         ),
     ] = 0,
     batch_size: Annotated[
@@ -141,19 +144,26 @@ def audit(
         ),
     ] = None,
     steps: Annotated[
-        int, typer.Option(min=1, help="Updates it sends.", rich_help_panel=_COUNT)
+        int, typer.Option(min=1, max=MOST_TRIALS, help="Updates it sends.", rich_help_panel=_COUNT)
     ] = 1,
     rounds: Annotated[
-        int, typer.Option(min=0, help="Of training; 0 leaves it out.", rich_help_panel=_COST)
+        int,
+        typer.Option(
+            min=0, max=MOST_TRIALS, help="Of training; 0 leaves it out.", rich_help_panel=_COST
+        ),
     ] = 150,
     training_seeds: Annotated[
-        int, typer.Option(min=1, help="Runs of each training.", rich_help_panel=_COST)
+        int,
+        typer.Option(min=1, max=MOST_TRIALS, help="Runs of each training.", rich_help_panel=_COST),
     ] = 3,
     server_lr: Annotated[
         float, typer.Option(help="Learning rate of the server.", rich_help_panel=_COST)
     ] = 0.05,
     repeats: Annotated[
-        int, typer.Option(min=1, help="Private batches a setting.", rich_help_panel=_RUN)
+        int,
+        typer.Option(
+            min=1, max=MOST_TRIALS, help="Private batches a setting.", rich_help_panel=_RUN
+        ),
     ] = 5,
     seed: Annotated[
         int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first.", rich_help_panel=_RUN)

@@ -17,7 +17,7 @@ from spear.errors import InvalidOption
 # Control characters but for tab and newline, and those that turn the direction of writing.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 LARGEST_SEED = 2**62  # seeds are counted up from there, and torch takes 64 bits
-MOST_WORKERS = 1024
+MOST_WORKERS, MOST_TRIALS = 1024, 10**6  # beyond these it is a slip
 _LONGEST = 2000  # characters of a complaint
 
 # Arguments as the library calls them, where the options are called otherwise.

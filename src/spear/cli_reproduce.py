@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from spear.cli_console import LARGEST_SEED, MOST_WORKERS, PlainConsole
+from spear.cli_console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
 from spear.errors import InvalidOption
 from spear.paper import catalogue
 from spear.paper import page as pages
@@ -32,7 +32,10 @@ def reproduce(
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Show what there is.")] = False,
     batches: Annotated[
-        int | None, typer.Option(min=1, help="Batches per cell; the paper's number unless given.")
+        int | None,
+        typer.Option(
+            min=1, max=MOST_TRIALS, help="Batches per cell; the paper's number unless given."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first batch.")] = 0,
     data: Annotated[

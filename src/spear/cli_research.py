@@ -16,7 +16,7 @@ from rich.table import Table
 from spear import theory as lemmas
 from spear.audit import frontier, frontier_report
 from spear.audit.frontier import Row
-from spear.cli_console import LARGEST_SEED, MOST_WORKERS, PlainConsole
+from spear.cli_console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
 from spear.cli_invert import writable
 from spear.errors import InvalidOption
 from spear.trials.rows import alone, append_line, mend_last_line
@@ -30,7 +30,9 @@ def bench(
         list[str] | None,
         typer.Argument(help="Rows as data:BxM or data:BxM:raw; the whole bar without any."),
     ] = None,
-    batches: Annotated[int, typer.Option(min=1, help="Fresh batches per row.")] = 20,
+    batches: Annotated[
+        int, typer.Option(min=1, max=MOST_TRIALS, help="Fresh batches per row.")
+    ] = 20,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first batch.")] = 0,
     compare: Annotated[
         int, typer.Option(min=0, help="Batches per row that the sampling finder inverts as well.")

@@ -6,7 +6,7 @@
 Targets: torch (.pt), npz, safetensors, report (spear.load), rows (spear reproduce), bench (its rows),
 cifar (pickles), idx (MNIST), adult. Further arguments are libFuzzer's: `-runs`, `-max_total_time`, a
 folder to keep the corpus in, or a file that once crashed, to run it again. A corpus starts from valid
-and from hostile files. Any error but SPEAR's own is a crash; so is a file that is opened for writing.
+and from hostile files. Any error but SPEAR's own is a crash.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ from spear.update import LayerUpdate, observe
 _CLASSES = 10
 _MEAN, _STD = 0.5, 0.25
 
+_WIDEST, _DEEPEST = 10_000, 100  # a slip beyond it would fill the memory
+
 
 @dataclass(frozen=True)
 class DemoSettings:
@@ -41,6 +43,11 @@ class DemoSettings:
             raise InvalidOption(
                 "expected batch size >= 1, width >= 1, depth >= 2 and pixels >= 8, got "
                 f"{self.batch_size}, {self.width}, {self.depth} and {self.pixels}"
+            )
+        if self.width > _WIDEST or self.depth > _DEEPEST:
+            raise InvalidOption(
+                f"expected width <= {_WIDEST:,} and depth <= {_DEEPEST}, got {self.width:,} and "
+                f"{self.depth:,}"
             )
         if self.finder not in FINDERS:
             raise InvalidOption(

@@ -10,6 +10,7 @@ from typing import Any
 from spear.errors import InvalidOption, MissingExtra
 
 DEFAULT_LR = 0.05  # of local training, where epochs are given without a rate
+_WIDEST = 100_000  # a slip beyond it would fill the memory
 _HALVES = ("float16", "bfloat16")
 _NOISE = ("sigma", "noise_multiplier", "epsilon")
 
@@ -81,6 +82,8 @@ class Setting:
             if (value := getattr(self, name)) is not None
             and (not isinstance(value, int) or isinstance(value, bool) or value < 1)
         ]
+        if isinstance(self.width, int) and self.width > _WIDEST:
+            wrong.append(f"expected width <= {_WIDEST:,}, got {self.width:,}")
         wrong += [
             f"expected {name} > 0, got {value!r}"
             for name in positive
