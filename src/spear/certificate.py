@@ -90,16 +90,18 @@ def certify(
             ),
         )
     labels, proof, whole = None, Proof.PATTERN, True
+    # A replay stands in for redundancy, not for the signs or the bias gradient.
+    by_signs = signs_hold(factors, selection) & ~outside
     if model is None:
+        if not isinstance(replayed, str) and replayed.agrees:
+            certified = by_signs
         certified, doubts, whole = _not_refuted(replayed, certified, doubts)
         remark = _UNSEEN
     elif isinstance(replayed, str):
         remark = f"no replay: {replayed}; {_UNSEEN}"
     else:
         if replayed.compared:
-            # The replay stands in for redundancy, not for the signs or the bias gradient.
-            proof, certified = Proof.REPLAY, signs_hold(factors, selection)
-            certified = certified & ~outside
+            proof, certified = Proof.REPLAY, by_signs
         certified, doubts = _by_replay(selection, replayed, certified, doubts)
         remark, whole = _left_out(replayed), not replayed.vanished
         if replayed.labels is not None:
@@ -184,7 +186,7 @@ def _of_training(
     if isinstance(retrained, str):
         doubts = (f"several local steps are proved only by repeating them, and {retrained}",)
         return Certificate(no, Proof.NONE, error, precise, None, False, doubts, "")
-    firm = selection.directions.firmness > 0
+    firm = (selection.directions.firmness > 0) | retrained.closely
     certified, doubts = retrained.matched & firm, retrained.objections
     if not bool(certified.all()):
         lost = int((~certified).sum())

@@ -49,6 +49,12 @@ class Replayed:
     vanished: int  # samples that the batch was divided by, and that left no trace
     free_targets: bool = False  # are targets numbers, so that any weight of a sample fits?
 
+    @property
+    def agrees(self) -> bool:
+        """Does all of the update agree, later layers among it?"""
+        all_match = bool(self.matched.all()) and not self.free_targets
+        return self.compared and all_match and not self.objections
+
 
 class Replay:
     """The network behind the layer, in float64, at the recovered preactivations."""

@@ -31,6 +31,7 @@ _LATER = 3e-3
 _FOLLOWS = 0.3  # of what columns are off, on top, for later layers: such neurons are in few samples
 # A sample is recognised well beyond that: a wrong label makes more than 1, and 0.1 to 0.4 in others.
 _RECOGNISED = 0.2
+_CLOSELY = 2e-4  # a mix with a share of this is off by as much
 _HOPELESS = 0.5  # beyond this a neuron on the wrong side is no explanation
 _TURNS = 8  # neurons of a sample that may have been on another side than here
 _CANDIDATES = 24  # the nearest to their threshold are tried
@@ -49,6 +50,7 @@ class Retrained:
     labels: Tensor  # (b,) int64: the likeliest label
     matched: Tensor  # (b,) bool: do the sums of its gradients agree?
     recognised: Tensor  # (b,) bool: do they agree but for a neuron or two?
+    closely: Tensor  # (b,) bool: do they agree so well that no mix of samples does?
     epochs: int
     objections: tuple[str, ...]  # parts of the update that disagree
 
@@ -108,7 +110,11 @@ class _Repeated:
     near: tuple[tuple[float, Turn], ...] = ()  # neurons near their threshold, and how near
 
     def judged(self, labels: Tensor) -> Retrained:
-        return Retrained(labels, self.matched, self.recognised, self.epochs, self.objections)
+        closely = self.off <= _CLOSELY
+        closely &= closely.new_tensor(not self.objections and bool(self.matched.all()))
+        return Retrained(
+            labels, self.matched, self.recognised, closely, self.epochs, self.objections
+        )
 
     @property
     def matched(self) -> Tensor:
