@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import spear
 
+_EXACT = 5e-3  # how far an input of a certified sample may be off at most: 60 dB of what was drawn
 HERE = Path(__file__).resolve().parent
 NAMES = sorted(json.loads((HERE / "expected.json").read_text(encoding="utf-8")))
 
@@ -73,7 +74,7 @@ class Golden:
         result, found = self.invert(), []
         for name in ("outcome", "proof"):
             came = getattr(result, name).name
-            if came != self.expected[name]:
+            if came not in self.expected[name].split(" or "):
                 found.append(f"expected {self.expected[name]}, got {came}: {result.reason}")
         wrong = self.wrongly_certified(result)
         if wrong:
