@@ -63,11 +63,8 @@ class Golden:
     def wrongly_certified(self, result: spear.Inversion) -> int:
         sure = result.inputs[result.certified].double()
         distance = torch.cdist(sure, self.inputs.double(), p=float("inf"))
-        return (
-            int((distance.min(1).values > (self.expected["error"] or 1e-3)).sum())
-            if len(sure)
-            else 0
-        )
+        far = min(self.expected["error"] or _EXACT, _EXACT)
+        return int((distance.min(1).values > far).sum()) if len(sure) else 0
 
     def problems(self) -> list[str]:
         """What is not as stated."""
