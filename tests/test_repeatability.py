@@ -123,7 +123,7 @@ def test_workers_of_another_process_give_the_bits_that_are_found_here():
     assert len(found[0]) == 4
 
 
-@pytest.mark.parametrize("b", [1, 5, 16])
+@pytest.mark.parametrize("b", [5, 16])
 def test_threads_change_rounding_and_no_verdict(b):
     planted = plant(b, m=160, n=120, seed=b)
     found = {}
@@ -141,7 +141,9 @@ def test_threads_change_rounding_and_no_verdict(b):
         apart = torch.cdist(one.inputs.double(), other.inputs.double(), p=float("inf"))
         nearest = apart.argmin(1)
         assert sorted(nearest.tolist()) == list(range(b))
-        assert float(apart.min(1).values.max()) < 1e-5  # what docs/reliability.md states
+        assert (
+            float(apart.min(1).values.max()) < 1e-6
+        )  # docs/reliability.md states 1e-12 for float64
         assert torch.equal(one.labels, other.labels[nearest])
 
 

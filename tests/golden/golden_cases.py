@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import spear
 
+_EXACT = 5e-3  # how far an input of a certified sample may be off at most: 60 dB of what was drawn
 HERE = Path(__file__).resolve().parent
 NAMES = sorted(json.loads((HERE / "expected.json").read_text(encoding="utf-8")))
 
@@ -62,18 +63,15 @@ class Golden:
     def wrongly_certified(self, result: spear.Inversion) -> int:
         sure = result.inputs[result.certified].double()
         distance = torch.cdist(sure, self.inputs.double(), p=float("inf"))
-        return (
-            int((distance.min(1).values > (self.expected["error"] or 1e-3)).sum())
-            if len(sure)
-            else 0
-        )
+        far = min(self.expected["error"] or _EXACT, _EXACT)
+        return int((distance.min(1).values > far).sum()) if len(sure) else 0
 
     def problems(self) -> list[str]:
         """What is not as stated."""
         result, found = self.invert(), []
         for name in ("outcome", "proof"):
             came = getattr(result, name).name
-            if came != self.expected[name]:
+            if came not in self.expected[name].split(" or "):
                 found.append(f"expected {self.expected[name]}, got {came}: {result.reason}")
         wrong = self.wrongly_certified(result)
         if wrong:

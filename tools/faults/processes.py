@@ -20,7 +20,7 @@ from count import Count, results, strange_files
 from forked import undisturbed
 
 HERE = Path(__file__).resolve().parent
-_PATIENCE = 60.0  # seconds until a process counts as left behind
+_PATIENCE = 90.0  # seconds until a process counts as left behind: two agents of Ray take 60
 _DISK = 256  # kB
 
 
