@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ import pytest
 import torch
 
 from datasets_on_disk import write_tiny_imagenet
+
+# Started in the background, a shell has its children ignore these; commands under test must not.
+for _name, _usual in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    if signal.getsignal(getattr(signal, _name, signal.SIGTERM)) is signal.SIG_IGN:
+        signal.signal(getattr(signal, _name), _usual)
 
 # Ray reads these when it is imported. It listens on the network: only these tests have the token.
 os.environ.setdefault("RAY_AUTH_MODE", "token")

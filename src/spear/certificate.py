@@ -93,8 +93,8 @@ def certify(
     # A replay stands in for redundancy, not for the signs or the bias gradient.
     by_signs = signs_hold(factors, selection) & ~outside
     if model is None:
-        if not isinstance(replayed, str) and replayed.agrees:
-            certified = by_signs
+        if not isinstance(replayed, str) and replayed.agrees and bool(certified.any()):
+            certified = by_signs  # for those whose zeros leave nothing to spare
         certified, doubts, whole = _not_refuted(replayed, certified, doubts)
         remark = _UNSEEN
     elif isinstance(replayed, str):
