@@ -20,6 +20,7 @@ from spear.conditions import (
     precise_enough,
     predicted_error,
     signs_hold,
+    telling,
     uncontaminated,
 )
 from spear.factors import Factors
@@ -93,7 +94,7 @@ def certify(
     # A replay stands in for redundancy, not for the signs or the bias gradient.
     by_signs = signs_hold(factors, selection) & ~outside
     if model is None:
-        if not isinstance(replayed, str) and replayed.agrees and bool(certified.any()):
+        if not isinstance(replayed, str) and replayed.agrees and telling(selection):
             certified = by_signs  # for those whose zeros leave nothing to spare
         certified, doubts, whole = _not_refuted(replayed, certified, doubts)
         remark = _UNSEEN

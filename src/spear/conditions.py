@@ -84,7 +84,7 @@ def pattern_holds(
     side = selection.directions.side
     b, rows = selection.b, side.basis.shape[0]
     doubts: list[str] = []
-    if _chance(selection) ** b > _LUCK:
+    if not telling(selection):
         doubts.append(f"{rows} live rows prove nothing about {b} samples: attack a wider layer")
         return torch.zeros(b, dtype=torch.bool, device=selection.C.device), tuple(doubts)
     if not _bias_in_span(factors):
@@ -115,6 +115,11 @@ def pattern_holds(
         if _chance(selection) > _LUCK:
             sound = torch.zeros_like(sound)
     return sound, tuple(doubts)
+
+
+def telling(selection: Selection) -> bool:
+    """Are there so many rows that patterns of all samples do not fit by luck?"""
+    return _chance(selection) ** selection.b <= _LUCK
 
 
 def _chance(selection: Selection) -> float:
