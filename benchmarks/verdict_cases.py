@@ -437,7 +437,8 @@ def stitched(rng: Random) -> Case:
         elif how == "one entry" and name == "0.weight":
             mixed[name] = a[name].clone()
             mixed[name][0] = b[name][0]
-    if how == "layers":
+    unchanged = all(torch.equal(mixed[name], a[name]) for name in a)  # both neurons were off
+    if how == "layers" or unchanged:
         return one.case(mixed, how=how)  # all that the layer shows is the first client's
     return replace(one.case(mixed, how=how), truth=torch.cat([one.x, two.x]))
 
