@@ -150,6 +150,21 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def refusals(rows: list[Row]) -> str:
+    """In words: how many right recoveries of clean updates the certificate refuses."""
+    clean = [r.metrics for r in rows if r.metrics["recovered"]]
+    refused = [found for found in clean if found["refused"]]
+    margin = [found for found in clean if found["worst"] <= LIMIT / 10**0.5]  # 70 dB
+    lost = sum(found["returned"] - found["certified"] for found in refused)
+    samples = sum(found["returned"] for found in clean)
+    return (
+        f"Of {len(clean):,} clean updates that came back to 60 dB, {len(refused)} are not called exact "
+        f"({len(refused) / max(1, len(clean)):.2%}); of the {len(margin):,} that came back to 70 dB, "
+        f"{sum(found['refused'] for found in margin)}. Of {samples:,} samples in them {lost} are not "
+        f"certified ({lost / max(1, samples):.2%})."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -169,7 +184,9 @@ def main() -> None:
     broken = [row for row in kept if row.status is not Status.DONE]
     for row in broken:
         print("no result:", row.settings, row.seed, row.error)
-    print(table([row for row in kept if row.status is Status.DONE]))
+    done = [row for row in kept if row.status is Status.DONE]
+    print(table(done))
+    print(f"\n{refusals(done)}")
 
 
 if __name__ == "__main__":

@@ -174,3 +174,25 @@ def test_a_sample_without_zeros_to_spare_is_proved_by_the_model_that_was_observe
     known = spear.invert(view)
     assert (known.outcome, known.proof, known.labels) == (Outcome.EXACT, Proof.PATTERN, None)
     assert worst_error(known.inputs, planted.inputs) < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_on_the_bias_gradient_alone_is_predicted(seed):
+    """A few roundings of it, but every sample's scale hangs on it."""
+    planted = plant(5, m=150, n=300, seed=seed)
+    bias = planted.gradients["0.bias"]
+    noise = 5e-7 * bias.square().mean().sqrt() * torch.randn(bias.shape, generator=seeded(seed))
+    view = spear.observe(planted.model, {**planted.gradients, "0.bias": bias + noise})
+    result = spear.invert(view)
+    error = torch.cdist(result.inputs, planted.inputs).min(1).values / 300**0.5
+    assert bool((error < 3 * result.predicted_error).all())
+
+
+def test_a_next_layer_that_is_noisy_itself_is_no_witness():
+    """Its span turns by its own noise, here by more than a thousandth."""
+    planted = plant(5, m=150, n=300, seed=2)
+    gradient = planted.gradients["2.weight"]
+    noise = torch.randn(gradient.shape, generator=seeded(0))
+    noise *= torch.linalg.svdvals(gradient)[4] / 150 / torch.linalg.matrix_norm(noise, 2)
+    view = spear.observe(planted.model, {**planted.gradients, "2.weight": gradient + noise})
+    assert spear.invert(view).outcome is Outcome.EXACT
