@@ -78,7 +78,7 @@ def certify(
     outside = outside_next_layer(factors, selection)
     certified, doubts = pattern_holds(factors, selection, outside)
     replayed: Replayed | str = "no model was given"
-    known = model or factors.view.model
+    known = factors.view.model if model is None else model
     if known is not None:
         replayed = Replay.attempt(
             factors,
