@@ -12,7 +12,7 @@ from spear.factors import UNDECIDED, Factors, Side
 from spear.selection import Selection
 
 # "Exact" is an error below 1e-3 of the data's range (60 dB); the predicted error must be five times
-# smaller, since the prediction is a standard deviation: real errors were up to three times it.
+# smaller, since the prediction is a standard deviation: see docs/algorithm.md for real errors.
 EXACT = 2e-4
 # Rows in which a wrong direction is zero and a sample is not: each shows that the direction holds
 # nothing of the sample. Three, so that no single misread zero decides.
