@@ -23,9 +23,9 @@ from spear.data.photos import photo_crops
 from spear.directions import Watch, unit
 from spear.factors import Factors, factorise
 from spear.federated import defences, fedsgd, mlp, output_gradient
+from spear.judge.selection import Selection, select
 from spear.metrics import psnr
 from spear.paper.plots import BLUE, GREEN, GREY, ORANGE, RED, figure, look, shades
-from spear.selection import Selection, select
 
 FOLDER = Path(__file__).parent / "images" / "how"
 BATCH, WIDTH, CLASSES, PIXELS = 6, 150, 10, 32

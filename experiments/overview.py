@@ -6,6 +6,7 @@ import torch
 
 from spear import theory
 from spear.directions import Watch, looseness, unit
+from spear.judge.selection import select
 from spear.paper import Drawing, Experiment, Plot
 from spear.paper.batches import Batch, attack, judge
 from spear.paper.figures import NOT_RUN, decimal
@@ -13,7 +14,6 @@ from spear.paper.galleries import aligned
 from spear.paper.overview import overview
 from spear.pool import Pool
 from spear.report.pictures import data_uri
-from spear.selection import select
 from spear.trials import Measured, Trial
 
 SETTINGS = {

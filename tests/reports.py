@@ -11,8 +11,8 @@ from torch import nn
 
 import spear
 from spear.audit.truth import compare
-from spear.certificate import Proof
 from spear.inversion import Outcome
+from spear.judge import Proof
 from spear.report import Drawing, Finding, Level, Look, Remark, Report, Table
 
 LOOK = Look((3, 8, 8), (0.5,), (0.25,))

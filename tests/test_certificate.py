@@ -10,13 +10,13 @@ from torch import nn
 import spear
 from planted import plant, worst_error
 from spear import Outcome, Proof
-from spear.certificate import certify
-from spear.conditions import pattern_holds, predicted_error
 from spear.directions import Directions, unit
 from spear.factors import factorise
 from spear.federated import fedsgd
-from spear.replay import Replay
-from spear.selection import _Matching
+from spear.judge.certificate import certify
+from spear.judge.layer import pattern_holds, predicted_error
+from spear.judge.replay import Replay
+from spear.judge.selection import _Matching
 
 
 def selection_of(planted, factors, mixing=None, firm=2):

@@ -13,6 +13,7 @@ from spear import theory
 from spear.directions import Directions, Watch
 from spear.errors import InvalidOption
 from spear.factors import factorise
+from spear.judge.selection import select
 from spear.metrics import Rate
 from spear.paper import catalogue, plots
 from spear.paper.curves import counts, per_point, quantile
@@ -21,7 +22,6 @@ from spear.paper.experiment import Case, Plan
 from spear.paper.plain import PlainFinder
 from spear.paper.searching import LIMIT_SINGULAR, Zeros, finder_of, searched
 from spear.sampling import SamplingFinder
-from spear.selection import select
 from spear.trials import Row, Status, Trial
 
 pytest.importorskip("matplotlib", reason="needs the plots extra")

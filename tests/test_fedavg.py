@@ -8,8 +8,8 @@ import spear
 from spear import InvalidOption, InvalidUpdate, Outcome, Proof
 from spear.factors import factorise
 from spear.federated import fedavg, mlp
+from spear.judge.rescaling import rescale
 from spear.metrics import score
-from spear.rescaling import rescale
 from tests_data import batch, real
 
 

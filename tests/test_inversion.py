@@ -13,12 +13,12 @@ from torch import nn
 import spear
 from planted import plant, worst_error
 from spear import InvalidOption, NotExact, Outcome, Proof, SamplingFinder
-from spear.certificate import certify
 from spear.directions import Directions, Watch, unit
 from spear.factors import factorise
 from spear.federated import fedsgd, mlp
 from spear.inversion import _conclude
-from spear.selection import select
+from spear.judge.certificate import certify
+from spear.judge.selection import select
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9}
 

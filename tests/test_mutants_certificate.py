@@ -11,7 +11,8 @@ import torch
 import spear
 from planted import plant
 from spear import Proof
-from spear.certificate import (
+from spear.factors import factorise
+from spear.judge.certificate import (
     _by_replay,
     _doubts_of,
     _faint,
@@ -20,9 +21,8 @@ from spear.certificate import (
     _of_training,
     certify,
 )
-from spear.factors import factorise
-from spear.replay import Replayed
-from spear.retraining import Retrained
+from spear.judge.replay import Replayed
+from spear.judge.training import Retrained
 from test_certificate import selection_of
 
 ALL = [True] * 5

@@ -21,7 +21,7 @@ from spear.factors import (
     batch_size_from,
     factorise,
 )
-from spear.selection import select
+from spear.judge.selection import select
 from spear.streaming import Sketch, sketch
 from test_factors import low_rank, view_of
 from test_mutants_selection import inputs_pool, inputs_problem

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import spear
-import spear.selection
+import spear.judge.selection
 from planted import plant
 from spear.directions import Directions, Watch, unit
 from spear.factors import UNDECIDED, Side, factorise
 from spear.federated import fedavg
-from spear.selection import _Matching, _white, excused, select, sparsest_independent
+from spear.judge.selection import _Matching, _white, excused, select, sparsest_independent
 from test_selection import pool_of, true_directions
 
 
@@ -118,7 +118,7 @@ def test_contradictions_are_counted_as_defined(problem, chosen):
 @pytest.mark.parametrize("at_once", [1 << 24, 400])
 def test_swaps_are_scored_as_if_made(problem, at_once, monkeypatch):
     """Rank-one updates of the inverse against the inverse itself, for every place and candidate."""
-    monkeypatch.setattr(spear.selection, "_AT_ONCE", at_once)
+    monkeypatch.setattr(spear.judge.selection, "_AT_ONCE", at_once)
     chosen = [0, 4, 1, 6, 7]
     state = problem.state(chosen)
     for j in (2, 3, 5):

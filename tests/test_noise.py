@@ -14,10 +14,10 @@ from spear.factors import factorise
 from spear.federated import clipping_factors, fedsgd, least_squares, mlp, output_gradient
 from spear.federated.defences import add_noise
 from spear.guesses import seek
+from spear.judge.rescaling import rescale
 from spear.layers import network_after, soften
 from spear.metrics import score
 from spear.patterns import balance, both_halves
-from spear.rescaling import rescale
 from tests_data import real
 
 

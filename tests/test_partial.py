@@ -6,7 +6,7 @@ from torch import nn
 from planted import plant
 from spear.directions import Directions, Watch, unit
 from spear.factors import factorise
-from spear.partial import explained
+from spear.judge.partial import explained
 
 
 def part_of_a_batch(faint, found=4):

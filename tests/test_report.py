@@ -20,9 +20,9 @@ pytest.importorskip("matplotlib", reason="needs the plots extra")
 import reports
 import spear
 from spear.audit.truth import compare
-from spear.certificate import Proof
 from spear.errors import InvalidOption, InvalidReport, MissingExtra
 from spear.inversion import Outcome
+from spear.judge import Proof
 from spear.report import Drawing, Finding, Level, Look, Remark, Report, Table, Truth
 from spear.report import page as pages
 from spear.report.document import dump

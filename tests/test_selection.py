@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from planted import plant
 from spear.directions import Directions, Watch
 from spear.factors import factorise
-from spear.selection import scale, select, sparsest_independent
+from spear.judge.selection import scale, select, sparsest_independent
 
 
 def true_directions(planted, factors):

@@ -7,8 +7,8 @@ import spear
 from planted import plant, worst_error
 from spear import Outcome, Proof
 from spear.federated import defences, fedavg, fedsgd, mlp
-from spear.sides import Sides, Turn, with_sides
-from spear.weights import merged, odd, usual, vanished
+from spear.judge.relu_sides import Sides, Turn, with_sides
+from spear.judge.weights import merged, odd, usual, vanished
 
 ALL = torch.ones(4, dtype=torch.bool)
 

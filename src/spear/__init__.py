@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spear.cascade import CascadeFinder
-    from spear.certificate import Proof
     from spear.directions import Progress
     from spear.errors import (
         InvalidFile,
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
         SpearError,
     )
     from spear.inversion import Inversion, Outcome, invert
+    from spear.judge import Cause, Proof
     from spear.report import Report, load
     from spear.sampling import SamplingFinder
     from spear.spread import workers
@@ -27,6 +27,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CascadeFinder",
+    "Cause",
     "InvalidFile",
     "InvalidOption",
     "InvalidReport",
@@ -56,7 +57,8 @@ _HOMES = {
     **dict.fromkeys(("Report", "load"), "report"),
     "CascadeFinder": "cascade",
     "Progress": "directions",
-    "Proof": "certificate",
+    "Cause": "judge",
+    "Proof": "judge",
     "SamplingFinder": "sampling",
     "workers": "spread",
 }

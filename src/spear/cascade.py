@@ -23,7 +23,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spear.directions import Directions, Watch, smallest_singular, unit
+from spear.directions import (
+    Directions,
+    Watch,
+    scale,
+    smallest_singular,
+    sparsest_independent,
+    unit,
+)
 from spear.errors import InvalidOption
 from spear.estimation import estimate
 from spear.factors import UNDECIDED, Factors, Side
@@ -39,7 +46,6 @@ from spear.patterns import (
 )
 from spear.pool import Pool
 from spear.sampling import Draw, SamplingFinder, kernels
-from spear.selection import scale, sparsest_independent
 from spear.settling import settle
 from spear.vertices import farthest_points
 

@@ -32,6 +32,9 @@ _OUTLIER = 7.0
 _FREE = 1e-3
 _INVERSE_STEPS = 4  # the smallest value settles in two, the second is good to a few per cent
 _AT_ONCE = 1 << 22  # entries of the largest tensor: 32 MB in float64
+# Below this share of a unit vector a direction adds no rank: rounding leaves directions good to
+# 1e-5 or better, while independent ones of real batches stay above 1e-3.
+INDEPENDENT = 1e-6
 _FLAT = 1e12  # an inverse Gram matrix this large leaves a second direction free
 
 
@@ -257,6 +260,37 @@ def unit(vectors: Tensor, dim: int = -1) -> Tensor:
     """Vectors of length one along a dimension, however small they were."""
     lengths: Tensor = vectors.norm(dim=dim, keepdim=True)
     return vectors / lengths.clamp_min(torch.finfo(vectors.dtype).tiny)
+
+
+def sparsest_independent(vectors: Tensor, sparsity: Tensor) -> list[int]:
+    """Stage one (Spielman et al.): go from sparse to dense, keep what raises the rank.
+
+    Args:
+        vectors: (b, c) unit columns.
+        sparsity: (c,) larger is taken first.
+    """
+    b = len(vectors)
+    span = vectors.new_zeros(b, 0)
+    chosen: list[int] = []
+    for j in torch.argsort(sparsity, descending=True, stable=True).tolist():
+        rest = vectors[:, j] - span @ (span.T @ vectors[:, j])
+        rest = rest - span @ (span.T @ rest)  # twice is enough (Kahan)
+        if float(rest.norm()) > INDEPENDENT:
+            chosen.append(j)
+            span = torch.cat([span, (rest / rest.norm())[:, None]], 1)
+        if len(chosen) == b:
+            break
+    return chosen
+
+
+def scale(C: Tensor, bias_coordinates: Tensor) -> Tensor:
+    """FixScale: rows of the inverse of unscaled directions, scaled so that c . (Q 1) = 1.
+
+    The paper's s = Qbar^-1 L^-L dL/db multiplies the columns of Qbar, so it divides the rows of
+    its inverse. A row without scale (s = 0) is no sample; it comes back as NaN.
+    """
+    s = C @ bias_coordinates  # (b,)
+    return C / torch.where(s == 0, torch.nan, s)[:, None]
 
 
 def _below_gap(values: Tensor, level: float) -> float:

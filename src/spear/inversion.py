@@ -12,15 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from spear.cascade import CascadeFinder
-from spear.certificate import Certificate, Proof, certify
 from spear.directions import Directions, Finder, Progress, Watch
 from spear.errors import InvalidOption, InvalidUpdate, NotExact
 from spear.factors import Factors, factorise
-from spear.partial import approximate_inputs, explained
-from spear.replay import Loss
-from spear.rescaling import rescale
+from spear.judge import (
+    Cause,
+    Certificate,
+    Loss,
+    Proof,
+    Selection,
+    approximate_inputs,
+    certify,
+    explained,
+    rescale,
+    select,
+)
 from spear.sampling import SamplingFinder
-from spear.selection import Selection, select
 from spear.spread import Spread
 from spear.update import LayerUpdate
 
@@ -48,7 +55,8 @@ class Outcome(Enum):
     APPROXIMATE = (
         "approximate"  # recognisable, not exact: a noisy update, or read from patterns alone
     )
-    FAILED = "failed"  # nothing that can be vouched for
+    FAILED = "failed"  # attacked properly, nothing recovered
+    INCONCLUSIVE = "inconclusive"  # cannot tell: no gap, no time, or not what it was said to be
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +77,10 @@ class Inversion:
     outcome: Outcome
     reason: str
     """Why it ended so, and what to try."""
+    cause: Cause
+    """The same as a value, for programs."""
+    assumptions: tuple[str, ...]
+    """What the verdict rests on and could not test, in plain words."""
     match: float | None
     """The paper's sparsity matching coefficient lambda; None if no b directions were found."""
     labels: Tensor | None = field(repr=False)
@@ -285,6 +297,8 @@ def _conclude(
         proof=certificate.proof,
         outcome=outcome,
         reason=reason,
+        cause=Cause.PROVED if outcome is Outcome.EXACT else Cause.MIXED,
+        assumptions=(),
         match=selection.match,
         labels=None if certificate.labels is None else certificate.labels.to(inputs.device),
         predicted_error=certificate.predicted_error.to(inputs.device),
@@ -339,6 +353,8 @@ def _uncertified(
         proof=Proof.NONE,
         outcome=outcome,
         reason=reason,
+        cause=Cause.UNFIT,
+        assumptions=(),
         match=None,
         labels=None,
         predicted_error=None,

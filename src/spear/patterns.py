@@ -19,9 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spear.directions import Watch, unit
+from spear.directions import Watch, sparsest_independent, unit
 from spear.factors import Factors
-from spear.selection import sparsest_independent
 from spear.separation import Ground, separate, solve_definite
 
 # Ridge on c in balanced coordinates, per row: what a pattern says is weighed against c ~ q, which

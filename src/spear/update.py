@@ -52,6 +52,8 @@ class LayerUpdate:
     model: nn.Module | None = field(default=None, repr=False)
     """The model that `observe` was given: without it in `invert` there is no replay, but what it says
     against a sample counts."""
+    samples: int | None = None
+    """How many samples the update was computed from, if that was told."""
     clipped_apart: bool = False
     """Were weight and bias gradient of a sample clipped by factors of their own? Then the bias gradient
     does not give its scale (Opacus' per-layer clipping)."""
@@ -129,6 +131,7 @@ def observe(
     weight_decay: float = 0.0,
     proximal: float = 0.0,
     optimizer: str = "sgd",
+    samples: int | None = None,
     layer: str | None = None,
 ) -> LayerUpdate:
     """The attackable layer of a model, as it shows in an update.
@@ -141,6 +144,8 @@ def observe(
             `epochs` and `batch_size` if known; `momentum` and `weight_decay` of its SGD, `proximal`
             (mu) of FedProx, if any. Other optimisers than SGD are refused: Adam and its like scale
             every entry on its own, and what they send has no low rank.
+        samples: how many samples the update was computed from, if that was told: evidence against
+            samples that merged or vanished.
         layer: the layer to attack; without it, the attackable one closest to the data.
 
     >>> net = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
@@ -192,6 +197,7 @@ def observe(
         considered=reports,
         training=training,
         model=model,
+        samples=samples,
     )
 
 
@@ -298,6 +304,8 @@ def _problems(view: LayerUpdate) -> list[str]:
         for name, part in parts.items()
         if not isinstance(part, Tensor)
     ]
+    if view.samples is not None and not (isinstance(view.samples, int) and view.samples > 0):
+        problems.append(f"samples is {view.samples!r}, expected a whole number above zero, or None")
     if view.relu not in get_args(Relu):
         problems.append(f"relu is {view.relu!r}, expected 'after', 'before' or 'both'")
     if problems:

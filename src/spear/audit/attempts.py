@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from spear.certificate import Proof
 from spear.inversion import Inversion, Outcome, invert
+from spear.judge import Proof
 from spear.update import LayerUpdate
 
 _CONFIRMED = "The replay confirms that it is one."

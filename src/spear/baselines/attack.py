@@ -9,11 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from spear.certificate import Proof
 from spear.directions import Progress, Watch
 from spear.errors import InvalidOption, InvalidUpdate
 from spear.inversion import Inversion, Outcome
-from spear.replay import Loss
+from spear.judge import Cause, Loss, Proof
 from spear.update import LayerUpdate
 
 Bounds = tuple[float | Tensor, float | Tensor]
@@ -176,6 +175,8 @@ def approximate(
         proof=Proof.NONE,
         outcome=Outcome.APPROXIMATE if len(inputs) else Outcome.FAILED,
         reason=reason,
+        cause=Cause.OTHER_ATTACK,
+        assumptions=(),
         match=None,
         labels=labels,
         predicted_error=None,

@@ -34,7 +34,7 @@ from spear.directions import Progress, unit
 from spear.errors import InvalidOption
 from spear.factors import Factors, factorise
 from spear.inversion import Inversion
-from spear.replay import Loss
+from spear.judge import Loss
 from spear.update import LayerUpdate
 
 _WITHIN = 0.99  # share of an input's entries that its scale must keep within the bounds

@@ -33,7 +33,7 @@ from spear.directions import Progress
 from spear.errors import InvalidOption
 from spear.factors import Factors, factorise
 from spear.inversion import Inversion
-from spear.replay import Loss
+from spear.judge import Loss
 from spear.update import LayerUpdate
 
 Init = Literal["randn", "rand", "zeros"]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from spear.factors import Factors
+from spear.judge import Loss
 from spear.layers import network_after
-from spear.replay import Loss
 from spear.update import LayerUpdate
 
 Distance = Callable[[Tensor], Tensor]

@@ -20,11 +20,11 @@ from spear.cascade import CascadeFinder
 from spear.directions import Finder, Watch
 from spear.errors import InvalidOption
 from spear.factors import Factors, factorise
+from spear.judge.selection import Selection, select
 from spear.metrics import EXACT_DB, score_images
 from spear.paper.batches import Batch, progress_words, quality
 from spear.paper.experiment import Case
 from spear.sampling import SamplingFinder
-from spear.selection import Selection, select
 from spear.trials import Measured, Row
 from spear.update import LayerUpdate
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from spear.certificate import Proof
 from spear.errors import InvalidOption
 from spear.inversion import Inversion, Outcome
+from spear.judge import Proof
 from spear.update import LayerUpdate
 
 

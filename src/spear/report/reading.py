@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spear.certificate import Proof
 from spear.inversion import Outcome
+from spear.judge import Proof
 from spear.report.finding import Finding, Look, Truth
 from spear.report.report import Cell, Drawing, Level, Remark, Report, Table
 

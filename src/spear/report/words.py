@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spear.certificate import Proof
 from spear.inversion import Outcome
+from spear.judge import Proof
 from spear.metrics.pixels import PERFECT_DB
 from spear.report.finding import Finding
 from spear.report.report import Cell, Level, Report

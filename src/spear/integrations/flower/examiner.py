@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from spear.audit.from_weights import plain_mlp
 from spear.audit.naming import named
-from spear.certificate import Proof
 from spear.errors import InvalidOption, InvalidUpdate, SpearError
 from spear.integrations.flower.arrays import Arrays, Layout, tensors
 from spear.integrations.flower.examined import Examined
@@ -22,9 +21,9 @@ from spear.integrations.flower.hints import guessed_look, unlike, what_to_tell
 from spear.integrations.flower.training import Sends, Training
 from spear.integrations.flower.truth import Private, compared
 from spear.inversion import Inversion, Outcome, invert
+from spear.judge import Loss, Proof
 from spear.layers import inspect_layers
 from spear.local_training import LocalTraining
-from spear.replay import Loss
 from spear.report import Finding, Look
 from spear.update import LayerUpdate, observe
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from spear import theory
 from spear.directions import Directions, Watch, unit
 from spear.factors import Factors
+from spear.judge.selection import Selection, select
 from spear.patterns import AGREES, both_halves, trusted
-from spear.selection import Selection, select
 
 _AGREES_NOISY = 0.8  # where noise hides some of the zeros
 _LUCK = 1e-6  # what chance may achieve before a pattern says something

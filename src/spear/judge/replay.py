@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from spear.factors import UNDECIDED, Factors
+from spear.judge.precautions import Precautions
+from spear.judge.relu_boundary import FLIPS, smallest_steps
+from spear.judge.selection import Selection
+from spear.judge.weights import merged, odd, usual, vanished
 from spear.layers import network_after
-from spear.precautions import Precautions
-from spear.selection import Selection
-from spear.thresholds import FLIPS, smallest_steps
-from spear.weights import merged, odd, usual, vanished
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 T = TypeVar("T")

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor, nn
 
-from spear.conditions import (
+from spear.factors import Factors
+from spear.judge.causes import Proof
+from spear.judge.free_targets import compares_numbers, replay_numbers
+from spear.judge.layer import (
     outside_next_layer,
     pattern_holds,
     precise_enough,
@@ -23,24 +25,14 @@ from spear.conditions import (
     telling,
     uncontaminated,
 )
-from spear.factors import Factors
-from spear.regression import compares_numbers, replay_numbers
-from spear.replay import Loss, Replay, Replayed
-from spear.retraining import Retrained, retrain
-from spear.selection import Selection
+from spear.judge.replay import Loss, Replay, Replayed
+from spear.judge.selection import Selection
+from spear.judge.training import Retrained, retrain
 
 _UNSEEN = (
     "the layer alone cannot show whether a sample is the mean of several that are nearly the same, "
     "nor whether its weight and bias gradients were clipped apart"
 )
-
-
-class Proof(Enum):
-    """What stands behind `certified`."""
-
-    REPLAY = "replay"  # model given: recomputed and matched
-    PATTERN = "pattern"  # layer only: every necessary condition holds
-    NONE = "none"  # nothing is proved
 
 
 @dataclass(frozen=True, eq=False)

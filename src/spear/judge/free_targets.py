@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from spear.replay import Loss, Replay, Replayed
+from spear.judge.replay import Loss, Replay, Replayed
 
 _BINARY = nn.functional.binary_cross_entropy_with_logits
 _ON_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss)

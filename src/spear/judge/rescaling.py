@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from spear.factors import Factors
+from spear.judge.free_targets import compares_numbers
+from spear.judge.replay import Loss, Replay
+from spear.judge.selection import Selection
 from spear.layers import SoftRelu, soften
-from spear.regression import compares_numbers
-from spear.replay import Loss, Replay
-from spear.selection import Selection
 
 _SOFTNESS = (1.0, 0.3, 0.1)  # of the ReLUs, in units of their inputs' error, from coarse to fine
 _STEPS = 20  # of Adam at each softness; twice as many gain little

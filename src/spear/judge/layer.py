@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spear import theory
 from spear.factors import UNDECIDED, Factors, Side
-from spear.selection import Selection
+from spear.judge.selection import Selection
 
 # "Exact" is an error below 1e-3 of the data's range (60 dB); the predicted error must be five times
 # smaller, since the prediction is a standard deviation: see docs/algorithm.md for real errors.

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from spear.factors import Factors
-from spear.regression import compares_numbers
-from spear.replay import Loss, Replay
-from spear.selection import Selection
-from spear.sides import Sides, Turn, with_sides
+from spear.judge.free_targets import compares_numbers
+from spear.judge.relu_sides import Sides, Turn, with_sides
+from spear.judge.replay import Loss, Replay
+from spear.judge.selection import Selection
 
 # How far a column of summed gradients may be off, relative to its length: 1e-4 and less where no hidden
 # neuron changed sides, which after 20 epochs is rare. One that rounds to the other side makes 1e-2 and

@@ -16,12 +16,16 @@ import torch
 from scipy.stats import poisson
 from torch import Tensor
 
-from spear.directions import Directions, Watch, unit
+from spear.directions import (
+    INDEPENDENT,
+    Directions,
+    Watch,
+    scale,
+    sparsest_independent,
+    unit,
+)
 from spear.factors import UNDECIDED, Factors
 
-# Below this share of a unit vector a direction adds no rank: rounding leaves directions good to
-# 1e-5 or better, while independent ones of real batches stay above 1e-3.
-_INDEPENDENT = 1e-6
 # More drowned entries than this leaves to chance are contradictions.
 _ACCIDENT = 1e-6
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
@@ -67,37 +71,6 @@ def select(
 def _white(pool: Directions) -> Tensor:
     """The directions (b, c) in whitened coordinates: independent there, however faint a sample is."""
     return unit(pool.vectors * pool.side.scales[:, None], 0)
-
-
-def sparsest_independent(vectors: Tensor, sparsity: Tensor) -> list[int]:
-    """Stage one (Spielman et al.): go from sparse to dense, keep what raises the rank.
-
-    Args:
-        vectors: (b, c) unit columns.
-        sparsity: (c,) larger is taken first.
-    """
-    b = len(vectors)
-    span = vectors.new_zeros(b, 0)
-    chosen: list[int] = []
-    for j in torch.argsort(sparsity, descending=True, stable=True).tolist():
-        rest = vectors[:, j] - span @ (span.T @ vectors[:, j])
-        rest = rest - span @ (span.T @ rest)  # twice is enough (Kahan)
-        if float(rest.norm()) > _INDEPENDENT:
-            chosen.append(j)
-            span = torch.cat([span, (rest / rest.norm())[:, None]], 1)
-        if len(chosen) == b:
-            break
-    return chosen
-
-
-def scale(C: Tensor, bias_coordinates: Tensor) -> Tensor:
-    """FixScale: rows of the inverse of unscaled directions, scaled so that c . (Q 1) = 1.
-
-    The paper's s = Qbar^-1 L^-L dL/db multiplies the columns of Qbar, so it divides the rows of
-    its inverse. A row without scale (s = 0) is no sample; it comes back as NaN.
-    """
-    s = C @ bias_coordinates  # (b,)
-    return C / torch.where(s == 0, torch.nan, s)[:, None]
 
 
 class _State(NamedTuple):
@@ -179,7 +152,7 @@ class _Matching:
         C, F, t = state.C, state.F, state.t
         a = C @ self.pool.vectors[:, j]  # (b,) candidate in terms of the chosen
         k = torch.arange(len(i), device=a.device)
-        possible = a[i].abs() > _INDEPENDENT
+        possible = a[i].abs() > INDEPENDENT
         ratio = a[None, :] / torch.where(possible, a[i], 1.0)[:, None]  # (k, b): a_l / a_i
         ratio[k, i] = 0.0  # c_i itself only changes its scale
         own = F[..., i].movedim(-1, 0)[..., None]  # (k, ends, m, 1)
