@@ -24,26 +24,19 @@ from spear.judge import (
     approximate_inputs,
     certify,
     explained,
+    has_content,
     rescale,
     select,
+    without_spoilt,
 )
 from spear.sampling import SamplingFinder
 from spear.spread import Spread
+from spear.tolerances import LIKELY_MATCH, ROWS_PER_SAMPLE
 from spear.update import LayerUpdate
 
 FINDERS: dict[str, Callable[[], Finder]] = {
     "cascade": CascadeFinder,
     "sampling": SamplingFinder,
-}
-
-
-# After many local steps patterns match less well: 0.94 and more was seen for right samples. Every
-# wrong one takes off half of its share.
-_LIKELY = 0.85
-_REMEDY = {  # by whether time was short
-    True: "give it more time",
-    False: "so end layers that no ReLU follows, optimisers other than SGD, and layers too narrow for "
-    "the batch: see what `spear check` says",
 }
 
 
@@ -106,9 +99,11 @@ def invert(
     """Recover the inputs of a layer from its update, and prove it.
 
     Args:
-        view: one layer as the server sees it, from `LayerUpdate` or `observe`.
-        model: the model the client was sent: adds labels and the proof by replay.
-        loss: the client's loss, `loss(outputs, targets)`; cross-entropy unless given.
+        view: one layer as the server sees it, from `LayerUpdate` or `observe`; the model that `observe`
+            was given is replayed.
+        model: the model the client was sent, for a bare `LayerUpdate`, or another one than observed.
+        loss: the client's loss, `loss(outputs, targets)`; found out unless given: cross-entropy, or
+            any whose gradient at the outputs can be anything.
         finder: "cascade" (the default), "sampling" (the paper's), or an options object such as
             `SamplingFinder(...)`.
         generator: randomness; the same seed gives the same bits on the same machine.
@@ -122,7 +117,7 @@ def invert(
     >>> net = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 5))
     >>> x, y = torch.randn(3, 30), torch.tensor([0, 4, 2])
     >>> loss = nn.functional.cross_entropy(net(x), y)
-    >>> result = invert(observe(net, torch.autograd.grad(loss, list(net.parameters()))), model=net)
+    >>> result = invert(observe(net, torch.autograd.grad(loss, list(net.parameters()))))
     >>> result.outcome.name, result.batch_size, sorted(result.labels.tolist())
     ('EXACT', 3, [0, 2, 4])
     """
@@ -132,28 +127,39 @@ def invert(
     with watch.stage("factorise"):
         factors = factorise(view)
     if not factors.batch_size:
-        return _finish(_nothing(factors, watch.stats, _no_batch(factors)), throw, watch)
+        return _finish(_no_batch(factors, watch.stats), throw, watch)
     generator = generator or torch.Generator(factors.left.device).manual_seed(0)
 
     found = _searched(factors, search, generator, watch)
-    best, ended = found.best, "; ".join([found.ended, *watch.remarks])
+    best = found.best
     if best is None and found.pool is not None:
         with watch.stage("select"):
             factors, best = explained(factors, found.pool, watch)
     if best is None:
         with watch.stage("reconstruct"):
             C = approximate_inputs(factors, found.pool) if found.pool is not None else None
-            return _finish(_incomplete(factors, C, watch.stats, ended), throw, watch)
+            return _finish(_incomplete(factors, C, watch.stats, found), throw, watch)
 
     watch.report("judge", batch_size=factors.b)
+    model = model if model is not None else view.model
     with watch.stage("certify"):
+        best = without_spoilt(factors, best)
         certificate = certify(factors, best, model=model, loss=loss, generator=generator)
     if model is not None and factors.noisy and not bool(certificate.precise.any()):
         with watch.stage("rescale"):
             best, certificate = _rescaled(factors, best, certificate, model, loss)
     with watch.stage("reconstruct"):
         inputs = factors.reconstruct(best.C)
-    return _finish(_conclude(factors, best, certificate, inputs, watch.stats, ended), throw, watch)
+    return _finish(_conclude(factors, best, certificate, inputs, watch.stats, found), throw, watch)
+
+
+class _End(Enum):
+    """How a search ended."""
+
+    MATCHED = "every pattern matched"
+    GAVE_UP = "the finder gave up"
+    TIME = "its time was over"
+    INTERRUPTED = "it was interrupted"
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,13 +168,24 @@ class _Found:
 
     best: Selection | None
     pool: Directions | None
-    ended: str
+    end: _End
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        return "; ".join([f"the search ended: {self.end.value}", *self.remarks])
+
+    @property
+    def cause(self) -> Cause | None:
+        """If the search, and nothing in the update, is why it ended."""
+        return {_End.TIME: Cause.TIME, _End.INTERRUPTED: Cause.INTERRUPTED}.get(self.end)
 
 
 def _searched(factors: Factors, search: Finder, generator: torch.Generator, watch: Watch) -> _Found:
     """Directions, and the best choice of b of them, until every pattern matches or the search ends."""
     best: Selection | None = None
     pool: Directions | None = None
+    end = _End.GAVE_UP
     try:
         with watch.stage("search"):
             for pool in search.search(factors, generator=generator, watch=watch):
@@ -177,13 +194,14 @@ def _searched(factors: Factors, search: Finder, generator: torch.Generator, watc
                 if chosen is not None and (best is None or chosen.match > best.match):
                     best = chosen
                 if best is not None and search.satisfied(factors, best.match):
-                    return _Found(best, pool, "every pattern matched")
+                    end = _End.MATCHED
+                    break
     except KeyboardInterrupt:
         watch.count("interrupted")
-        return _Found(best, pool, "it was interrupted")
-    if watch.expired:
-        return _Found(best, pool, f"max_seconds = {watch.max_seconds:g} had passed")
-    return _Found(best, pool, "the finder gave up")
+        end = _End.INTERRUPTED
+    if end is _End.GAVE_UP and watch.expired:
+        end = _End.TIME
+    return _Found(best, pool, end, tuple(watch.remarks))
 
 
 def _rescaled(
@@ -231,74 +249,38 @@ def _checked(
     return FINDERS[finder]()
 
 
+@dataclass(frozen=True)
+class _Verdict:
+    """An outcome and why."""
+
+    outcome: Outcome
+    cause: Cause
+    reason: str
+    returned: bool = True  # is what was recovered worth returning?
+
+
 def _conclude(
     factors: Factors,
     selection: Selection,
     certificate: Certificate,
     inputs: Tensor,
     stats: Mapping[str, float],
-    ended: str,
+    found: _Found,
 ) -> Inversion:
-    count, b = int(certificate.certified.sum()), factors.b
-    doubts = "; ".join(certificate.doubts)
-    if certificate.whole and not factors.faded:
-        outcome = Outcome.EXACT
-        reason = f"all {b} samples recovered, proved by {certificate.proof.value}"
-    elif factors.noisy and _drowned(certificate, inputs):
-        return _nothing(
-            factors,
-            stats,
-            f"the update carries noise of {factors.relative_noise:.1e} of its entries, and the {b} "
-            "samples drown in it: the error of an input would be as large as the input itself",
-        )
-    elif factors.noisy and not bool(certificate.precise.any()):
-        outcome = Outcome.APPROXIMATE
-        error = float(certificate.predicted_error.median())
-        reason = (
-            f"the update carries noise of {factors.relative_noise:.1e} of its entries, too much for "
-            f"an exact recovery: the {b} samples are known to about {error:.1e} per input"
-        )
-    elif _inexact(factors) and not count and selection.match >= _LIKELY:
-        outcome = Outcome.APPROXIMATE
-        reason = (
-            f"{b} samples were found that fit the update (lambda {selection.match:.3f}), but "
-            f"nothing is proved: {doubts}"
-        )
-    elif count:
-        outcome = Outcome.PARTIAL
-        reason = f"{count} of {b} samples certified; {doubts}; the search ended: {ended}"
-    else:
-        outcome = Outcome.FAILED
-        reason = (
-            f"no sample can be certified, though they may be right: {doubts}; "
-            f"the search ended: {ended}"
-        )
-    if certificate.remark:
-        reason += f"; {certificate.remark}"
-    if factors.noisy and factors.uneven and not factors.faded:
-        reason += "; samples fainter than the noise, if there are any, do not show"
-    if factors.faded:
-        reason += (
-            f"; besides these {b} the batch holds samples whose gradient has vanished, or nearly: they "
-            "are too faint to be told from noise, and not guessed"
-        )
-    if factors.view.training is not None:
-        reason += (
-            f"; the difference of the weights carries noise of {factors.relative_noise:.0e} of an "
-            "entry, rounding and whatever else was added"
-        )
-    if factors.view.meaning:
-        reason += f"; {factors.view.meaning}"
+    verdict = _verdict(factors, selection, certificate, inputs, found)
+    reason = "; ".join([verdict.reason, *_remarks(factors, certificate)])
+    if not verdict.returned:
+        return _nothing(factors, stats, verdict.outcome, verdict.cause, reason)
     return Inversion(
         inputs=inputs,
-        batch_size=b,
+        batch_size=factors.b,
         certified=certificate.certified.to(inputs.device),
         approximate=~certificate.precise.to(inputs.device),
         proof=certificate.proof,
-        outcome=outcome,
+        outcome=verdict.outcome,
         reason=reason,
-        cause=Cause.PROVED if outcome is Outcome.EXACT else Cause.MIXED,
-        assumptions=(),
+        cause=verdict.cause,
+        assumptions=certificate.assumptions if bool(certificate.certified.any()) else (),
         match=selection.match,
         labels=None if certificate.labels is None else certificate.labels.to(inputs.device),
         predicted_error=certificate.predicted_error.to(inputs.device),
@@ -306,43 +288,130 @@ def _conclude(
     )
 
 
-def _drowned(certificate: Certificate, inputs: Tensor) -> bool:
-    """Is the error of an input usually as large as inputs are? What came back holds both."""
-    size = float(inputs.double().square().mean())
-    return 2 * float(certificate.predicted_error.median()) ** 2 >= size
+def _verdict(
+    factors: Factors,
+    selection: Selection,
+    certificate: Certificate,
+    inputs: Tensor,
+    found: _Found,
+) -> _Verdict:
+    """The outcome that the evidence entitles to."""
+    count, b = int(certificate.certified.sum()), factors.b
+    doubts = "; ".join(certificate.doubts)
+    if certificate.whole and not factors.faded:
+        reason = f"all {b} samples recovered, proved by {certificate.proof.value}"
+        return _Verdict(Outcome.EXACT, Cause.PROVED, reason)
+    if count:
+        cause = Cause.MISSING if certificate.cause is Cause.PROVED else certificate.cause
+        reason = "; ".join(filter(None, [f"{count} of {b} samples certified", doubts, found.words]))
+        return _Verdict(Outcome.PARTIAL, cause, reason)
+    noise = f"the update carries noise of {factors.relative_noise:.1e} of its entries"
+    if not has_content(certificate.predicted_error, inputs):
+        reason = (
+            f"{noise}, and the {b} samples drown in it: their error would be as large as they are"
+        )
+        return _Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
+    if factors.noisy and not bool(certificate.precise.any()):
+        error = float(certificate.predicted_error.median())
+        reason = (
+            f"{noise}, too much for an exact recovery: the {b} samples are known to about "
+            f"{error:.1e} per input"
+        )
+        return _Verdict(Outcome.APPROXIMATE, Cause.IMPRECISE, reason)
+    if selection.match >= LIKELY_MATCH or selection.one_sided:
+        reason = (
+            f"{b} samples were found that fit the update (lambda {selection.match:.3f}), likely exact, "
+            f"but nothing is proved: {doubts}"
+        )
+        return _Verdict(Outcome.APPROXIMATE, certificate.cause, reason)
+    reason = (
+        f"no samples were found that fit the update (lambda {selection.match:.3f} at best): {doubts}; "
+        f"{found.words}; {_NOT_AS_SAID}"
+    )
+    return _Verdict(Outcome.INCONCLUSIVE, found.cause or Cause.UNFIT, reason, returned=False)
 
 
-def _inexact(factors: Factors) -> bool:
-    """May right samples fail a proof: by several local steps, or noise above rounding?"""
-    return factors.view.training is not None or factors.noisy
+_NOT_AS_SAID = (
+    "likely causes: no ReLU after the layer, an optimiser other than SGD, weights other than the "
+    "client's, or too few neurons; see what `spear check` says"
+)
+
+
+def _remarks(factors: Factors, certificate: Certificate) -> list[str]:
+    """What else a reader should know."""
+    said = [certificate.remark] if certificate.remark else []
+    if factors.noisy and factors.uneven and not factors.faded:
+        said.append("samples fainter than the noise, if there are any, do not show")
+    if factors.faded:
+        said.append(
+            f"besides these {factors.b} the batch holds samples whose gradient has vanished, or nearly: "
+            "they are too faint to be told from noise, and not guessed"
+        )
+    if factors.view.training is not None:
+        said.append(
+            f"the difference of the weights carries noise of {factors.relative_noise:.0e} of an entry, "
+            "rounding and whatever else was added"
+        )
+    if factors.view.meaning:
+        said.append(factors.view.meaning)
+    return said
 
 
 def _incomplete(
-    factors: Factors, C: Tensor | None, stats: Mapping[str, float], ended: str
+    factors: Factors, C: Tensor | None, stats: Mapping[str, float], found: _Found
 ) -> Inversion:
     """Fewer than b directions: what was read from the pattern of those that were found."""
     b = factors.b
     if C is None or not len(C):
-        short = "had passed" in ended or "interrupted" in ended
-        return _nothing(
-            factors,
-            stats,
-            f"no input of {b} samples could be read: {ended}; {_REMEDY[short]}",
-        )
+        if found.cause is not None:
+            reason = f"no input of {b} samples could be read: {found.words}; give it more time"
+            return _nothing(factors, stats, Outcome.INCONCLUSIVE, found.cause, reason)
+        reason = f"no input of {b} samples could be read: {found.words}"
+        if int(factors.live_rows.sum()) >= ROWS_PER_SAMPLE * b:
+            reason = f"{reason}; {_NOT_AS_SAID}"
+            return _nothing(factors, stats, Outcome.INCONCLUSIVE, Cause.UNFIT, reason)
+        reason = f"{reason}; the layer is too narrow for the batch: attack a wider one"
+        return _nothing(factors, stats, Outcome.FAILED, Cause.NARROW, reason)
+    inputs = factors.reconstruct(C)
     reason = (
         f"{len(C)} of {b} samples were found, and their inputs read from the pattern of their zeros "
-        f"alone: these are approximate, exact ones take all {b}; the search ended: {ended}"
+        f"alone: these are approximate, exact ones take all {b}; {found.words}"
     )
-    return _uncertified(factors, factors.reconstruct(C), Outcome.APPROXIMATE, stats, reason)
+    cause = found.cause or Cause.NARROW
+    return _uncertified(factors, inputs, Outcome.APPROXIMATE, cause, stats, reason)
 
 
-def _nothing(factors: Factors, stats: Mapping[str, float], reason: str) -> Inversion:
+def _no_batch(factors: Factors, stats: Mapping[str, float]) -> Inversion:
+    """The spectrum shows no batch."""
+    m, n = factors.view.outputs, factors.view.inputs
+    if factors.batch_size is None:
+        reason = (
+            f"the spectrum shows no gap, so the batch has as many samples as min(m, n) = {min(m, n)} or "
+            "more, or noise, pruning, another optimiser than SGD or weights in place of gradients hide "
+            "them: this cannot tell whether data leaks; attack a wider layer"
+        )
+        return _nothing(factors, stats, Outcome.INCONCLUSIVE, Cause.NO_GAP, reason)
+    if not bool(factors.live_rows.any()):
+        reason = "the gradient is zero: no sample left a trace in this layer"
+        return _nothing(factors, stats, Outcome.FAILED, Cause.NO_GRADIENT, reason)
+    reason = "the gradient is noise: no sample stands out of it"
+    return _nothing(factors, stats, Outcome.FAILED, Cause.NOISE, reason)
+
+
+def _nothing(
+    factors: Factors, stats: Mapping[str, float], outcome: Outcome, cause: Cause, reason: str
+) -> Inversion:
     none = factors.view.weight_grad.new_zeros(0, factors.view.inputs)
-    return _uncertified(factors, none, Outcome.FAILED, stats, reason)
+    return _uncertified(factors, none, outcome, cause, stats, reason)
 
 
 def _uncertified(
-    factors: Factors, inputs: Tensor, outcome: Outcome, stats: Mapping[str, float], reason: str
+    factors: Factors,
+    inputs: Tensor,
+    outcome: Outcome,
+    cause: Cause,
+    stats: Mapping[str, float],
+    reason: str,
 ) -> Inversion:
     no = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     return Inversion(
@@ -353,24 +422,12 @@ def _uncertified(
         proof=Proof.NONE,
         outcome=outcome,
         reason=reason,
-        cause=Cause.UNFIT,
+        cause=cause,
         assumptions=(),
         match=None,
         labels=None,
         predicted_error=None,
         stats=stats,
-    )
-
-
-def _no_batch(factors: Factors) -> str:
-    m, n = factors.view.outputs, factors.view.inputs
-    if factors.batch_size == 0 and not bool(factors.live_rows.any()):
-        return "the gradient is zero: no sample left a trace in this layer"
-    if factors.batch_size == 0:
-        return "the gradient is noise: no sample stands out of it"
-    return (
-        f"the spectrum shows no gap, so the batch has as many samples as min(m, n) = {min(m, n)} or "
-        "more, or noise or pruning hides them; attack a wider layer"
     )
 
 

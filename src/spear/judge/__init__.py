@@ -6,6 +6,7 @@ left: a `Certificate` with its `Proof`, its `Cause` and its assumptions.
 
 from spear.judge.causes import Cause, Proof
 from spear.judge.certificate import Certificate, certify
+from spear.judge.layer import has_content, without_spoilt
 from spear.judge.partial import approximate_inputs, explained
 from spear.judge.replay import Loss
 from spear.judge.rescaling import rescale
@@ -20,6 +21,8 @@ __all__ = [
     "approximate_inputs",
     "certify",
     "explained",
+    "has_content",
     "rescale",
     "select",
+    "without_spoilt",
 ]

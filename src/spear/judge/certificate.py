@@ -1,38 +1,34 @@
-"""The sole judge of "exact": what can be proved about recovered samples, without ground truth.
+"""The sole judge of "exact": what is proved about recovered samples, without ground truth.
 
-PATTERN needs the layer only: every condition that a true sample must meet. REPLAY needs the model:
-each sample is run through it, the label whose gradient is the recovered column of dL/dZ is found,
-and the whole update is computed again from recovered inputs and labels.
+A sample is certified when every rival explanation of the update has been tried, and fails. PATTERN
+needs the layer only, and rests on what no layer alone can show, which is listed. REPLAY needs the
+model: the update is computed again from recovered samples, and from the rivals.
 """
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from spear.factors import Factors
-from spear.judge.causes import Proof
-from spear.judge.free_targets import compares_numbers, replay_numbers
+from spear.judge import rivals
+from spear.judge.causes import Cause, Proof
 from spear.judge.layer import (
+    bias_in_span,
+    fits_at_another_scale,
     outside_next_layer,
-    pattern_holds,
+    patterns_tell,
     precise_enough,
     predicted_error,
-    signs_hold,
-    telling,
-    uncontaminated,
+    sizes,
 )
-from spear.judge.replay import Loss, Replay, Replayed
+from spear.judge.replay import Fit, Loss, weigh_losses
+from spear.judge.rivals import Ruling
 from spear.judge.selection import Selection
 from spear.judge.training import Retrained, retrain
-
-_UNSEEN = (
-    "the layer alone cannot show whether a sample is the mean of several that are nearly the same, "
-    "nor whether its weight and bias gradients were clipped apart"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +40,11 @@ class Certificate:
     predicted_error: Tensor  # (b,) standard deviation of an input's error
     precise: Tensor  # (b,) bool: is that error small enough to speak of exact?
     labels: Tensor | None  # (b,) int64, -1 where no label matched; None without a model
-    whole: bool  # all samples certified, and the update as a whole agrees
+    whole: bool  # all samples certified, and as many as were told
+    cause: Cause
     doubts: tuple[str, ...]  # what speaks against a stronger verdict
-    remark: str  # what the proof leaves out
+    assumptions: tuple[str, ...]  # what the verdict rests on and could not test
+    remark: str  # what else is worth saying
 
 
 def certify(
@@ -57,170 +55,198 @@ def certify(
     loss: Loss | None = None,
     generator: torch.Generator | None = None,
 ) -> Certificate:
-    """Judge a selection: by replay if a model is given and can be run, else by pattern."""
-    error = predicted_error(factors, selection)
-    size = selection.C.norm(dim=1) / math.sqrt(factors.view.inputs)  # root mean square, (b,)
-    precise = precise_enough(factors, selection, error)
-    if factors.noisy and not bool(precise.any()):
-        no = torch.zeros_like(precise)
-        return Certificate(no, Proof.NONE, error, precise, None, False, (), "")
-    if factors.view.training is not None and not factors.view.training.one_step:
-        retrained = _retrained(factors, selection, model, loss)
-        return _of_training(selection, retrained, error, precise)
-    outside = outside_next_layer(factors, selection)
-    certified, doubts = pattern_holds(factors, selection, outside)
-    replayed: Replayed | str = "no model was given"
-    known = factors.view.model if model is None else model
-    if known is not None:
-        replayed = Replay.attempt(
-            factors,
-            selection,
-            known,
-            loss,
-            relative_error=error / size,
-            use=lambda replay: (
-                replay_numbers(replay) if compares_numbers(loss) else replay.run(generator)
-            ),
-        )
-    labels, proof, whole = None, Proof.PATTERN, True
-    # A replay stands in for redundancy, not for the signs or the bias gradient.
-    by_signs = signs_hold(factors, selection) & ~outside
-    if model is None:
-        if not isinstance(replayed, str) and replayed.agrees and telling(selection):
-            certified = by_signs  # for those whose zeros leave nothing to spare
-        certified, doubts, whole = _not_refuted(replayed, certified, doubts)
-        remark = _UNSEEN
-    elif isinstance(replayed, str):
-        remark = f"no replay: {replayed}; {_UNSEEN}"
-    else:
-        if replayed.compared:
-            proof, certified = Proof.REPLAY, by_signs
-        certified, doubts = _by_replay(selection, replayed, certified, doubts)
-        remark, whole = _left_out(replayed), not replayed.vanished
-        if replayed.labels is not None:
-            labels = torch.where(replayed.matched, replayed.labels, -1)
-    doubts = (*doubts, *_faint(certified, precise))
-    certified = certified & precise
-    whole = whole and bool(certified.all())
-    proof = proof if bool(certified.any()) else Proof.NONE
-    return Certificate(certified, proof, error, precise, labels, whole, doubts, remark)
+    """Judge a selection: by replay where the model can be run and explains the update, else by pattern.
 
-
-def _not_refuted(
-    replayed: Replayed | str, certified: Tensor, doubts: tuple[str, ...]
-) -> tuple[Tensor, tuple[str, ...], bool]:
-    """What a replay that proves nothing leaves of what was certified, and whether samples are missing.
-
-    The loss is not known. But where a gradient is that of cross-entropy, the others must be so, too,
-    and their weights tell of samples that have merged or vanished.
+    Args:
+        factors: of the update.
+        selection: the b samples.
+        model: the client's, if not the one that `observe` was given.
+        loss: the client's, if it was told.
+        generator: for neighbours at which a replay is tried again.
     """
-    if isinstance(replayed, str) or not bool(replayed.matched.any()):
-        return certified, doubts, True
-    unlike = int((certified & ~replayed.matched).sum())
-    if unlike:
-        doubts = (*doubts, f"{unlike} of them match no label, though others do")
-    if replayed.vanished:
-        doubts = (*doubts, _vanished(replayed.vanished, len(certified)))
-    if bool(replayed.merged.any()):
-        doubts = (*doubts, _merged(int(replayed.merged.sum())))
-    return certified & replayed.matched & ~replayed.merged, doubts, not replayed.vanished
+    error = predicted_error(factors, selection)
+    precise = precise_enough(factors, selection, error)
+    model = factors.view.model if model is None else model
+    if factors.noisy and not bool(precise.any()):
+        return _composed([_imprecise(precise)], error, precise, Proof.NONE)
+    if factors.view.training is not None and not factors.view.training.one_step:
+        return _of_training(factors, selection, error, precise, model, loss)
+    fit: Fit | str = "no model was given"
+    if model is not None:
+        relative = error / sizes(factors, selection)
+        fit = weigh_losses(
+            factors, selection, model, loss, relative_error=relative, generator=generator
+        )
+    if isinstance(fit, str):
+        return _by_pattern(factors, selection, error, precise, fit)
+    if not fit.usable:
+        return _unfit(fit, error, precise)
+    rulings = [
+        rivals.mix(factors, selection, fit),
+        rivals.contradicted(fit),
+        rivals.scale(factors, selection, fit),
+        rivals.merge(factors, selection, fit),
+        *_of_the_layer(factors, selection),
+        _imprecise(precise),
+    ]
+    labels = None if fit.labels is None else torch.where(fit.matched, fit.labels, -1)
+    proof = Proof.REPLAY if fit.replay.compared else Proof.PATTERN
+    remark = "" if fit.told or fit.labels is not None else _ANY_LOSS
+    return _composed(
+        rulings, error, precise, proof, labels, missing=rivals.missing(factors), remark=remark
+    )
 
 
-def _by_replay(
-    selection: Selection, replayed: Replayed, certified: Tensor, doubts: tuple[str, ...]
-) -> tuple[Tensor, tuple[str, ...]]:
-    """What the replay leaves of what was certified, and the doubts it raises."""
-    certified = certified & replayed.matched
-    doubts = _doubts_of(replayed, certified, doubts)
-    if replayed.vanished:
-        doubts = (*doubts, _vanished(replayed.vanished, len(certified)))
-    if bool(replayed.merged.any()):
-        doubts = (*doubts, _merged(int(replayed.merged.sum())))
-        certified = certified & ~replayed.merged
-    if replayed.objections:
-        return torch.zeros_like(certified), doubts
-    if selection.directions.side.name == "outputs" and not bool(certified.all()):
-        # Gradients hardly notice a small share of a wrong direction in an input.
-        certified = certified & uncontaminated(selection, certified)
-    return certified, doubts
+_ANY_LOSS = (
+    "no loss that is known explains the update, but one whose gradient at the outputs can be anything "
+    "does; name the client's loss if labels are wanted"
+)
 
 
-def _left_out(replayed: Replayed) -> str:
-    """What a replay does not show."""
-    if replayed.free_targets:
-        # Any weight fits a gradient at the outputs that is free.
-        return f"{_UNSEEN}, and targets that are numbers do not tell whether samples have vanished"
-    if not replayed.compared:
-        return "no gradient of a later layer to compare, so the replay only gave labels"
-    return ""
+def _by_pattern(
+    factors: Factors, selection: Selection, error: Tensor, precise: Tensor, why: str
+) -> Certificate:
+    """With the layer alone."""
+    rulings = [
+        rivals.mix(factors, selection, None),
+        rivals.scale(factors, selection, None),
+        rivals.merge(factors, selection, None),
+        *_of_the_layer(factors, selection),
+        _imprecise(precise),
+    ]
+    remark = "" if factors.view.model is None else f"no replay: {why}"
+    return _composed(
+        rulings, error, precise, Proof.PATTERN, missing=rivals.missing(factors), remark=remark
+    )
 
 
-def _faint(certified: Tensor, precise: Tensor) -> tuple[str, ...]:
-    """In words: how many samples are right, but not known well enough to be called exact."""
-    faint = int((certified & ~precise).sum())
-    words = f"{faint} of {len(precise)} samples are too faint against the update's noise"
-    return (words,) if faint else ()
+def _of_the_layer(factors: Factors, selection: Selection) -> list[Ruling]:
+    """What must hold of the whole layer before anything in it is believed."""
+    everyone = torch.ones(selection.b, dtype=torch.bool, device=selection.C.device)
+    side = selection.directions.side
+    scaled = everyone & bias_in_span(factors)
+    if selection.spoilt is not None:
+        scaled = ~selection.spoilt
+    ruled = [
+        Ruling(
+            Cause.NARROW,
+            everyone & patterns_tell(selection),
+            f"cannot be judged: {len(side.basis)} live rows prove nothing about {selection.b} samples; "
+            "attack a wider layer",
+        ),
+        Ruling(
+            Cause.UNFIT,
+            scaled,
+            "have a scale that the bias gradient does not give: it is no combination of theirs (an input "
+            "that is zero, inputs that depend on each other linearly, or another batch's)",
+        ),
+    ]
+    apart = factors.view.clipped_apart or fits_at_another_scale(factors, selection)
+    words = (
+        "weight and bias gradients were clipped apart (per-layer clipping), so the bias gradient does "
+        "not give a sample's scale: each may be right but for one factor"
+        if factors.view.clipped_apart
+        else "fit their zeros at another scale only than the bias gradient gives: weight and bias "
+        "gradients were clipped apart (per-layer clipping), or are not of one batch"
+    )
+    ruled.append(Ruling(Cause.SCALE, everyone & (not apart), words))
+    unknown = outside_next_layer(factors, selection)
+    known = everyone & (not bool(unknown.any()))
+    ruled.append(
+        Ruling(
+            Cause.SCALE,
+            known,
+            f"are not what the next layer's gradient knows ({int(unknown.sum())} at this scale): weight "
+            "and bias gradients were clipped apart (per-layer clipping), or differ otherwise",
+        )
+    )
+    return ruled
 
 
-def _retrained(
-    factors: Factors, selection: Selection, model: nn.Module | None, loss: Loss | None
-) -> Retrained | str:
-    if model is None:
-        return "no model was given"
-    return retrain(factors, selection, model, loss)
+def _imprecise(precise: Tensor) -> Ruling:
+    return Ruling(
+        Cause.IMPRECISE, precise, "are too faint against the update's noise to be called exact"
+    )
+
+
+def _unfit(fit: Fit, error: Tensor, precise: Tensor) -> Certificate:
+    """A replay that explains nothing is no evidence against a sample, but nothing is proved either."""
+    no = torch.zeros_like(precise)
+    words = (
+        "the model does not reproduce the update with any loss, so nothing excludes another scale or "
+        "merged samples (other weights than the client's, clipping by layer, or another network "
+        "behind the layer)"
+    )
+    doubts = (words, *fit.disagreements[:1])
+    return Certificate(no, Proof.NONE, error, precise, None, False, Cause.UNFIT, doubts, (), "")
+
+
+def _composed(
+    rulings: list[Ruling],
+    error: Tensor,
+    precise: Tensor,
+    proof: Proof,
+    labels: Tensor | None = None,
+    *,
+    missing: str = "",
+    remark: str = "",
+) -> Certificate:
+    """What all rulings together leave."""
+    certified = torch.ones_like(precise)
+    cause, doubts = Cause.PROVED, []
+    for ruling in rulings:
+        lost = int((~ruling.excluded).sum())
+        if lost:
+            cause = ruling.cause if cause is Cause.PROVED else cause
+            doubts.append(f"{lost} of {len(precise)} samples {ruling.words}")
+        certified = certified & ruling.excluded
+    if missing:
+        cause = Cause.MISSING if cause is Cause.PROVED else cause
+        doubts.append(missing)
+    whole = bool(certified.all()) and not missing
+    assumptions = tuple(dict.fromkeys(words for ruling in rulings for words in ruling.assumptions))
+    proof = proof if bool(certified.any()) else Proof.NONE
+    return Certificate(
+        certified, proof, error, precise, labels, whole, cause, tuple(doubts), assumptions, remark
+    )
 
 
 def _of_training(
-    selection: Selection, retrained: Retrained | str, error: Tensor, precise: Tensor
+    factors: Factors,
+    selection: Selection,
+    error: Tensor,
+    precise: Tensor,
+    model: nn.Module | None,
+    loss: Loss | None,
 ) -> Certificate:
     """After several local steps signs and zeros need not match: only repeating them proves."""
     no = torch.zeros_like(precise)
-    doubts: tuple[str, ...]
+    retrained: Retrained | str = "no model was given"
+    if model is not None:
+        retrained = retrain(factors, selection, model, loss)
     if isinstance(retrained, str):
-        doubts = (f"several local steps are proved only by repeating them, and {retrained}",)
-        return Certificate(no, Proof.NONE, error, precise, None, False, doubts, "")
+        words = f"several local steps are proved only by repeating them, and {retrained}"
+        return Certificate(
+            no, Proof.NONE, error, precise, None, False, Cause.TRAINING, (words,), (), ""
+        )
     firm = (selection.directions.firmness > 0) | retrained.closely
-    certified, doubts = retrained.matched & firm, retrained.objections
-    if not bool(certified.all()):
-        lost = int((~certified).sum())
-        words = f"repeating the local training does not confirm {lost} of {len(certified)} samples"
-        doubts = (words, *doubts)
+    repeated = retrained.matched & firm & (not retrained.objections)
     if not bool((retrained.recognised & firm).all()):
-        certified = certified & uncontaminated(selection, retrained.recognised & firm)
-    if retrained.objections:
-        certified = no
-    doubts = (*doubts, *_faint(certified, precise))
-    certified = certified & precise
+        repeated = repeated & rivals.unmixed(factors, selection, retrained.recognised & firm)
+    ruling = Ruling(Cause.TRAINING, repeated, "are not confirmed by repeating the local training")
+    merged = rivals.merge_in_training(factors, selection, retrained.dimensions)
     labels = torch.where(retrained.matched, retrained.labels, -1)
-    proof = Proof.REPLAY if bool(certified.any()) else Proof.NONE
     remark = f"{retrained.epochs} local epoch{'s' * (retrained.epochs != 1)} repeated"
-    whole = bool(certified.all())
-    return Certificate(certified, proof, error, precise, labels, whole, doubts, remark)
-
-
-def _vanished(count: int, shown: int) -> str:
-    return (
-        f"the gradients were divided by {shown + count}, so {count} more samples than the {shown} that "
-        "show were in the batch: their gradient has vanished, and nothing is known of them"
+    certificate = _composed(
+        [ruling, merged, _imprecise(precise)],
+        error,
+        precise,
+        Proof.REPLAY,
+        labels,
+        missing=rivals.missing(factors),
+        remark=remark,
     )
-
-
-def _merged(count: int) -> str:
-    return (
-        f"{count} of the samples weighs as much as several others, or too few others match to compare: "
-        "it may be the mean of samples so nearly the same that the update does not tell them apart"
-    )
-
-
-def _doubts_of(
-    replayed: Replayed, certified: Tensor, by_pattern: tuple[str, ...]
-) -> tuple[str, ...]:
-    lost = int((~replayed.matched).sum())
-    if not lost:
-        return replayed.objections if bool(certified.all()) else (*by_pattern, *replayed.objections)
-    return (
-        *by_pattern,
-        *replayed.objections,
-        f"the gradient of {lost} of {len(certified)} samples matches no label in the replay "
-        "(other weights or loss than the client's, weight and bias clipped apart, or wrong samples)",
-    )
+    if not retrained.objections:
+        return certificate
+    doubts = (*certificate.doubts, *retrained.objections)
+    return dataclasses.replace(certificate, doubts=doubts)

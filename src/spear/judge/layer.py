@@ -1,162 +1,242 @@
-"""What every true sample must meet, seen from the layer alone: signs, zeros, bias gradient."""
+"""What the attacked layer shows alone: signs, zeros, the bias gradient, and how exact inputs can be."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from spear import theory
-from spear.factors import UNDECIDED, Factors, Side
-from spear.judge.selection import Selection
+from spear.factors import Factors
+from spear.judge.selection import Selection, at_scales
+from spear.tolerances import (
+    CONTENT,
+    DEVIATIONS_TO_SPARE,
+    EXACT_ERROR,
+    PATTERN_CHANCE,
+    SPARE_ROWS,
+    UNDECIDED,
+)
 
-# "Exact" is an error below 1e-3 of the data's range (60 dB); the predicted error must be five times
-# smaller, since the prediction is a standard deviation: see docs/algorithm.md for real errors.
-EXACT = 2e-4
-# Rows in which a wrong direction is zero and a sample is not: each shows that the direction holds
-# nothing of the sample. Three, so that no single misread zero decides.
-_EXCLUDING_ROWS = 3
-_GAP = 100.0  # fall of the next layer's spectrum behind the last sample
-_OUTSIDE = 1e-3  # share of an activation outside the next layer's span that no rounding explains
-_LEVERAGE = 1e-3  # a zero row whose leverage is within this of one was solved for
-_SPARE_ROWS = 10  # that tell the noise of a bias gradient
-# What chance may achieve before a pattern proves something.
-_LUCK = 1e-9
+_MOST_PAIRED = 40  # samples up to which pairs of traces are tried: 780 small least squares
+_AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
+
+
+def preactivations(factors: Factors, selection: Selection) -> Tensor:
+    """Z (b, m) of the recovered samples."""
+    Z: Tensor = selection.C @ factors.preactivation.T + factors.view.bias.to(selection.C)
+    return Z
+
+
+def inputs_of(factors: Factors, selection: Selection) -> Tensor:
+    """X (b, n) in float64."""
+    return factors.combine(selection.C / factors.singular_values)
+
+
+def data_range(factors: Factors, selection: Selection) -> float:
+    """From the lowest to the highest value of a sample, as most have it: one that is wrong may have any."""
+    X = inputs_of(factors, selection)
+    return float((X.amax(1) - X.amin(1)).median())
+
+
+def sizes(factors: Factors, selection: Selection) -> Tensor:
+    """Root mean square of the inputs of each sample (b,)."""
+    size: Tensor = selection.C.norm(dim=1) / math.sqrt(factors.view.inputs)
+    return size
+
+
+def patterns_tell(selection: Selection) -> bool:
+    """Are there so many rows that patterns of all samples do not fit by luck?"""
+    return chance_of_pattern(selection) ** selection.b <= PATTERN_CHANCE
+
+
+def chance_of_pattern(selection: Selection) -> float:
+    """How likely a pattern of one sample fits by luck."""
+    return theory.pattern_by_chance(selection.directions.side.basis.shape[0], selection.b)
 
 
 def signs_hold(factors: Factors, selection: Selection) -> Tensor:
-    """Per sample: no sign contradicts its zeros, and the bias gradient is of this batch."""
-    sound = (selection.contradictions == 0) & selection.C.isfinite().all(1) & _bias_in_span(factors)
-    if _clipped_apart(factors, selection):
-        return torch.zeros_like(sound)  # no scale of the batch can be trusted
-    if not bool(sound.all()) and _chance(selection) > _LUCK:
+    """Per sample: no sign contradicts its zeros."""
+    sound: Tensor = (selection.contradictions == 0) & selection.C.isfinite().all(1)
+    if not bool(sound.all()) and chance_of_pattern(selection) > PATTERN_CHANCE:
         return torch.zeros_like(sound)  # in a batch that is partly wrong, one may fit by luck
+    if factors.view.relu == "both":
+        sound &= _other_side(factors, selection)
     return sound
 
 
-def predicted_error(factors: Factors, selection: Selection) -> Tensor:
-    """Standard deviation of the error of an input, per sample, from the update's noise.
+# The error of an input.
 
-    X = D^+ dL/dW carries noise * |row of D^+|, once directly and once through the directions,
-    whose own error mixes the samples. And D^+ dL/db = 1 gives the scale, with the noise of dL/db.
+
+def predicted_error(factors: Factors, selection: Selection) -> Tensor:
+    """Standard deviation of the error of an input, per sample (b,), from the update's noise.
+
+    x_i = c_i R is off in three ways. The noise of dL/dW itself enters by |row of D^+|. The directions
+    carry noise, so that x_i holds a share of every other sample (`shares`). And dL/db, which gives
+    the scale, has noise of its own. What comes back is rounded to the update's precision.
     """
     rows = (selection.C / factors.singular_values).norm(dim=1)  # |row of D^+|, D^+ = C S^-1 U^T
-    mixing = (selection.Q.norm(dim=0) * selection.C.norm(dim=1)).square().sum()
-    per_input = float(mixing) / factors.view.inputs
-    size = selection.C.norm(dim=1) / math.sqrt(factors.view.inputs)
-    in_scale = size * _bias_noise(factors)  # (b,)
-    error: Tensor = rows * (factors.noise**2 * (1 + per_input) + in_scale.square()).sqrt()
+    direct = rows * factors.noise
+    X = inputs_of(factors, selection)
+    size = sizes(factors, selection)
+    bias_noise = _bias_noise(factors) if selection.bias_noise is None else selection.bias_noise
+    in_scale = size * rows * bias_noise
+    if selection.directions.side.name == "outputs":
+        apart = torch.cdist(X, X) / math.sqrt(X.shape[1])  # (b, b): the scale follows the shares
+        mixed = (shares(factors, selection) * apart).square().nansum(1)
+    else:
+        mixing = (selection.Q.norm(dim=0) * selection.C.norm(dim=1)).square().sum()
+        mixed = direct.square() * float(mixing) / factors.view.inputs
+    eps = torch.finfo(torch.promote_types(factors.view.weight_grad.dtype, torch.float32)).eps
+    rounded = size * eps / math.sqrt(12)
+    error: Tensor = (direct.square() + mixed + in_scale.square() + rounded.square()).sqrt()
     return error
+
+
+def shares(factors: Factors, selection: Selection) -> Tensor:
+    """How much of sample j the noise leaves in sample i, (b, b): a standard deviation.
+
+    q_j is the kernel of the rows A_j of the basis in which sample j is off: zero AND of negative
+    preactivation, since zeros by cancellation do not hold a direction. With noise sigma in every entry,
+    q_j is off by A_j^+ e, |e| ~ sigma |q_j|, and c_i . q_j, which ought to be zero, by
+
+        sigma |q_j| sqrt(c_i (A_j^T A_j)^-1 c_i),   c_i orthogonal to q_j.
+
+    If the rows leave a second direction free, this is unbounded: the sample may be a mix.
+    """
+    side, s = selection.directions.side, factors.singular_values
+    off = held_rows(factors, selection).T.to(side.white)  # (b, rows)
+    white = torch.nn.functional.normalize(selection.Q * s[:, None], dim=0).T  # (b, b): unit rows
+    c = selection.C / s  # in white coordinates
+    lengths = selection.Q.norm(dim=0)
+    out = torch.full_like(selection.C, torch.inf)
+    step = max(1, _AT_ONCE // max(1, side.white.numel() + selection.b**2))
+    for block in torch.split(torch.arange(selection.b), step):
+        gram = (side.white.T * off[block, None]) @ side.white  # (k, b, b)
+        gram = gram + white[block, :, None] * white[block, None, :]
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        solved = torch.linalg.solve_triangular(factor, c.T.expand(len(block), -1, -1), upper=False)
+        length = solved.norm(dim=1)  # (k, b): of c_i for q_j
+        length[failed > 0] = torch.inf
+        out[:, block] = (factors.noise * lengths[block, None] * length).T.nan_to_num(torch.inf)
+    out.fill_diagonal_(0.0)
+    return out
+
+
+def held_rows(factors: Factors, selection: Selection) -> Tensor:
+    """Live rows (rows, b) in which each sample is off: zero, and its preactivation says so."""
+    Z = preactivations(factors, selection)[:, factors.live_rows]  # (b, rows)
+    return selection.directions.zeros & (Z.T < 0)
 
 
 def _bias_noise(factors: Factors) -> float:
     """Standard deviation of the noise in an entry of dL/db: what of it lies outside the span of L."""
     spare = int(factors.live_rows.sum()) - factors.b
-    if spare < _SPARE_ROWS:
+    if spare < UNDECIDED:
         return factors.noise
-    return float(_bias_outside(factors).norm()) / math.sqrt(spare)
+    return float(bias_outside(factors).norm()) / math.sqrt(spare)
 
 
 def precise_enough(factors: Factors, selection: Selection, error: Tensor) -> Tensor:
     """Per sample: is its predicted error (b,) small enough to speak of exact?"""
-    size = selection.C.norm(dim=1) / math.sqrt(factors.view.inputs)  # root mean square, (b,)
-    precise: Tensor = error <= EXACT * size
+    claim = EXACT_ERROR / DEVIATIONS_TO_SPARE
+    precise: Tensor = error <= claim * sizes(factors, selection)
     if bool(precise.all()):
         return precise
-    X = factors.combine(selection.C / factors.singular_values)  # (b, n)
-    spans = X.amax(1) - X.amin(1)
-    # The data's range is that of most samples: one that is wrong may have any.
-    precise |= error <= EXACT * spans.median()
-    return precise
+    return precise | (error <= claim * data_range(factors, selection))
 
 
-def pattern_holds(
-    factors: Factors, selection: Selection, outside: Tensor | None = None
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Per sample: does every condition hold that can be checked with the layer alone?
-
-    Args:
-        factors: of the update.
-        selection: the b samples.
-        outside: (b,) bool, from `outside_next_layer`; found here unless given.
-    """
-    side = selection.directions.side
-    b, rows = selection.b, side.basis.shape[0]
-    doubts: list[str] = []
-    if not telling(selection):
-        doubts.append(f"{rows} live rows prove nothing about {b} samples: attack a wider layer")
-        return torch.zeros(b, dtype=torch.bool, device=selection.C.device), tuple(doubts)
-    if not _bias_in_span(factors):
-        doubts.append("the bias gradient is no combination of the recovered samples'")
-    sound = signs_hold(factors, selection) & (selection.directions.firmness > 0)
-    apart = _clipped_apart(factors, selection)
-    if apart:
-        doubts.append(apart)
-        return sound, tuple(doubts)
-    outside = outside_next_layer(factors, selection) if outside is None else outside
-    strangers = sound & outside
-    if bool(strangers.any()):
-        doubts.append(
-            f"the next layer's gradient does not know {int(strangers.sum())} of {b} samples at their "
-            "scale: weight and bias gradients were clipped apart (per-layer clipping), or differ "
-            "otherwise"
-        )
-        return torch.zeros_like(sound), tuple(doubts)
-    if factors.view.relu == "both":
-        sound &= _other_side(factors, selection)
-    if side.name == "outputs" and not bool(sound.all()):
-        sound &= uncontaminated(selection, sound)
-    if not bool(sound.all()):
-        doubts.append(
-            f"{int((~sound).sum())} of {b} samples break a necessary condition (a direction is wrong, "
-            "or dropout, other weights or another activation than ReLU shape the gradient)"
-        )
-        if _chance(selection) > _LUCK:
-            sound = torch.zeros_like(sound)
-    return sound, tuple(doubts)
+# The bias gradient.
 
 
-def telling(selection: Selection) -> bool:
-    """Are there so many rows that patterns of all samples do not fit by luck?"""
-    return _chance(selection) ** selection.b <= _LUCK
-
-
-def _chance(selection: Selection) -> float:
-    """How likely a pattern of one sample fits by luck."""
-    return theory.pattern_by_chance(selection.directions.side.basis.shape[0], selection.b)
-
-
-def _bias_in_span(factors: Factors) -> bool:
+def bias_in_span(factors: Factors) -> bool:
     """dL/db = dL/dZ 1 lies in the span of L, up to the noise of its own entries."""
-    g, rest = factors.view.bias_grad.to(factors.left), _bias_outside(factors)
+    g, rest = factors.view.bias_grad.to(factors.left), bias_outside(factors)
+    return float(rest.norm()) <= bias_level(factors, g)
+
+
+def bias_level(factors: Factors, g: Tensor) -> float:
+    """How long a part of dL/db (m,) noise and rounding may put outside the span of L."""
     eps = torch.finfo(factors.view.bias_grad.dtype).eps
-    rounding = UNDECIDED * eps * float(g.norm())
-    return float(rest.norm()) <= rounding + factors.zero * math.sqrt(len(g))
+    return UNDECIDED * eps * float(g.norm()) + factors.zero * math.sqrt(len(g))
 
 
-def _bias_outside(factors: Factors) -> Tensor:
+def bias_outside(factors: Factors) -> Tensor:
     """The part of dL/db (m,) that is no combination of the columns of L."""
     g = factors.view.bias_grad.to(factors.left)
     return g - factors.left @ (factors.left.T @ g)
 
 
-def _clipped_apart(factors: Factors, selection: Selection) -> str:
-    """How it is known that weight and bias gradients have factors of their own; empty if it is not."""
-    if factors.view.clipped_apart:
-        return (
-            "weight and bias gradients were clipped apart (per-layer clipping), so the bias gradient "
-            "does not give a sample's scale: each may be right but for one factor"
-        )
-    if _fits_at_another_scale(factors, selection):
-        return (
-            "some samples fit their zeros at another scale only than the bias gradient gives: weight "
-            "and bias gradients were clipped apart (per-layer clipping), or are not of one batch"
-        )
-    return ""
+def without_spoilt(factors: Factors, selection: Selection) -> Selection:
+    """The selection with scales that hold where some samples spoil the bias gradient.
+
+    Inputs that depend on each other linearly (a darker copy, a sum of two) leave fewer traces in dL/dW than
+    columns in dL/db = sum of all d: it leaves the span of L, and spoils every scale. But where the traces
+    of those samples vanish, so do they, and dL/db is the sum of the others alone. Up to two traces are
+    looked for that explain it; their own scale stays unknown (`spoilt`).
+    """
+    if bias_in_span(factors) or selection.directions.side.name != "outputs":
+        return selection
+    unscaled = factors.L @ selection.directions.vectors  # (m, b)
+    g = factors.view.bias_grad.to(unscaled)
+    off = torch.ones_like(unscaled, dtype=torch.bool)
+    off[factors.live_rows] = selection.directions.zeros
+    b = selection.b
+    for size in (1, 2):
+        for traces in combinations(range(b), size) if b <= _MOST_PAIRED or size == 1 else ():
+            rows = off[:, traces].all(1) & factors.live_rows
+            rest = [i for i in range(b) if i not in traces]
+            if int(rows.sum()) < len(rest) + UNDECIDED or not rest:
+                continue
+            A = unscaled[rows][:, rest]
+            t = torch.linalg.lstsq(A, g[rows, None]).solution[:, 0]
+            left = g[rows] - A @ t
+            if float(left.norm()) > bias_level(factors, g[rows]):
+                continue
+            scales = selection.Q.norm(dim=0)
+            scales = scales * (selection.Q * selection.directions.vectors).sum(0).sign()
+            scales[rest] = t
+            spoilt = torch.zeros(b, dtype=torch.bool, device=t.device)
+            spoilt[list(traces)] = True
+            noise = float(left.norm()) / math.sqrt(int(rows.sum()) - len(rest))
+            rescaled = at_scales(factors, selection, scales)
+            return dataclasses.replace(rescaled, spoilt=spoilt, bias_noise=noise)
+    return selection
 
 
-def _fits_at_another_scale(factors: Factors, selection: Selection) -> bool:
+def has_content(error: Tensor, inputs: Tensor) -> bool:
+    """Does what came back (b, n) say more of the samples than noise does, for most of them?"""
+    X = inputs.double()
+    spread = float((X - X.mean(0)).square().mean().sqrt()) if len(X) > 1 else float(X.std())
+    # What came back holds the error as well as the samples.
+    typical = float(error.median())
+    own = math.sqrt(max(spread**2 - typical**2, 0.0))
+    return typical < CONTENT * own
+
+
+def scale_range(factors: Factors, selection: Selection) -> tuple[Tensor, Tensor]:
+    """Per sample (b,): the factors t > 0 at which every sign of t W x + bias fits the zeros."""
+    D = (factors.L @ selection.Q).abs()  # (m, b)
+    level = factors.zero * selection.Q.norm(dim=0)
+    Z = factors.preactivation @ selection.C.T  # (m, b) = W x
+    slack = factors.weight_lengths * factors.reach(selection.C)
+    bias = factors.view.bias.to(Z)[:, None]
+    off, on = D <= level, D > UNDECIDED * level
+    if selection.frozen is not None:
+        off = off & ~selection.frozen[:, None]
+    # Where off, t Z + bias <= slack; where on, t Z + bias >= -slack.
+    threshold = torch.where(off, slack - bias, -slack - bias) / Z  # (m, b)
+    bounds_above = (off & (Z > 0)) | (on & (Z < 0))
+    bounds_below = (off & (Z < 0)) | (on & (Z > 0))
+    highest = torch.where(bounds_above, threshold, torch.inf).amin(0)
+    lowest = torch.where(bounds_below, threshold, 0.0).amax(0).clamp_min(0)
+    return lowest, highest
+
+
+def fits_at_another_scale(factors: Factors, selection: Selection) -> bool:
     """Do signs contradict zeros, and does a scale of its own settle it for every such sample?
 
     A right direction with a wrong scale t breaks the signs of neurons whose threshold -bias / (W x)
@@ -171,6 +251,9 @@ def _fits_at_another_scale(factors: Factors, selection: Selection) -> bool:
     return bool((proved & (lowest <= highest) & (highest > 0))[broken].all())
 
 
+# The next layer.
+
+
 def outside_next_layer(factors: Factors, selection: Selection) -> Tensor:
     """Which samples (b,) the next layer's gradient does not know, where it can tell.
 
@@ -183,32 +266,17 @@ def outside_next_layer(factors: Factors, selection: Selection) -> Tensor:
     if gradient is None or selection.directions.side.name != "outputs":
         return nothing
     _, s, Vt = torch.linalg.svd(gradient.to(selection.C), full_matrices=False)
-    if len(s) <= selection.b or not float(s[selection.b - 1]) > _GAP * float(s[selection.b]):
+    b, eps = selection.b, torch.finfo(factors.view.weight_grad.dtype).eps
+    # The span may turn by what noise there is beside its faintest sample.
+    turned = float(s[b] / s[b - 1]) if len(s) > b else 1.0
+    level = UNDECIDED * (turned + eps * float(s[0] / s[b - 1]) if len(s) > b else 1.0)
+    if level > EXACT_ERROR:
         return nothing  # fewer or more samples show there: it says nothing
-    noise = float(s[selection.b] / s[selection.b - 1])  # how far the span may have turned
-    span = Vt[: selection.b]  # (b, m)
-    Z = selection.C @ factors.preactivation.T + factors.view.bias.to(selection.C)
-    active = Z.clamp_min(0)  # (b, m)
+    span = Vt[:b]  # (b, m)
+    active = preactivations(factors, selection).clamp_min(0)  # (b, m)
     rest = active - (active @ span.T) @ span
-    outside: Tensor = rest.norm(dim=1) > max(_OUTSIDE, UNDECIDED * noise) * active.norm(dim=1)
+    outside: Tensor = rest.norm(dim=1) > EXACT_ERROR * active.norm(dim=1)
     return outside
-
-
-def scale_range(factors: Factors, selection: Selection) -> tuple[Tensor, Tensor]:
-    """Per sample (b,): the factors t > 0 at which every sign of t W x + bias fits the zeros."""
-    D = (factors.L @ selection.Q).abs()  # (m, b)
-    level = factors.zero * selection.Q.norm(dim=0)
-    Z = factors.preactivation @ selection.C.T  # (m, b) = W x
-    slack = factors.weight_lengths * factors.reach(selection.C)
-    bias = factors.view.bias.to(Z)[:, None]
-    off, on = D <= level, D > UNDECIDED * level
-    # Where off, t Z + bias <= slack; where on, t Z + bias >= -slack.
-    threshold = torch.where(off, slack - bias, -slack - bias) / Z  # (m, b)
-    bounds_above = (off & (Z > 0)) | (on & (Z < 0))
-    bounds_below = (off & (Z < 0)) | (on & (Z > 0))
-    highest = torch.where(bounds_above, threshold, torch.inf).amin(0)
-    lowest = torch.where(bounds_below, threshold, 0.0).amax(0).clamp_min(0)
-    return lowest, highest
 
 
 def _other_side(factors: Factors, selection: Selection) -> Tensor:
@@ -224,33 +292,19 @@ def _other_side(factors: Factors, selection: Selection) -> Tensor:
         return nonnegative
     D = (factors.L @ selection.Q).abs()  # (m, b)
     level = factors.zero * selection.Q.norm(dim=0) * (1 + selection.b)
-    Z = factors.preactivation @ selection.C.T + factors.view.bias.to(D)[:, None]
+    Z = preactivations(factors, selection).T
     wrong = ((D <= level) & (Z > 0)) | ((D > UNDECIDED * level) & (Z <= 0))
     fits: Tensor = ~wrong.any(0)
     return fits
 
 
-def uncontaminated(selection: Selection, sound: Tensor) -> Tensor:
-    """Which samples hold nothing of the directions that turned out wrong.
-
-    A wrong direction is a mix of samples, and spoils the inverse's rows of exactly those it mixes.
-    Where the wrong direction is zero and a sample is not, the sample is not in the mix: unless those
-    zeros are just what the direction was solved for, none to spare, and so say nothing.
-    """
-    side = selection.directions.side
-    D = (side.basis @ selection.directions.vectors).abs()  # (rows, b), unit directions
-    active = UNDECIDED * side.zero / EXACT < D  # would show in a mix even with a share of 2e-4
-    wrong = selection.directions.zeros[:, ~sound].T  # (wrong, rows)
-    telling = torch.stack([zeros & _spare(side, zeros) for zeros in wrong], 1)  # (rows, wrong)
-    excluding = active.T.to(D) @ telling.to(D)  # (b, wrong)
-    return (excluding >= _EXCLUDING_ROWS).all(1)
-
-
-def _spare(side: Side, zeros: Tensor) -> Tensor:
-    """Which of the zero rows (rows,) would be zero even if it had not been solved for them."""
+def spare_rows(factors: Factors, zeros: Tensor) -> Tensor:
+    """Which of a direction's zero rows (rows,) would be zero even if it had not been solved for them."""
+    side = factors.outputs
     spare = torch.zeros_like(zeros)
     U, s, _ = torch.linalg.svd(side.basis[zeros], full_matrices=False)
     rank = int((s > UNDECIDED * side.zero).sum())
-    if int(zeros.sum()) >= rank + _EXCLUDING_ROWS:
-        spare[zeros] = U[:, :rank].square().sum(1) < 1 - _LEVERAGE
+    if int(zeros.sum()) >= rank + SPARE_ROWS:
+        # A row that alone holds a direction has leverage one; noise takes a little off.
+        spare[zeros] = U[:, :rank].square().sum(1) < 1 - EXACT_ERROR
     return spare

@@ -1,59 +1,190 @@
-"""Running recovered samples through the model again: labels, and whether the gradients agree."""
+"""Running recovered samples through the model again: which loss explains the update, and how well.
+
+A column of dL/dZ is d = J^T s, J the Jacobian of the network behind the layer at the recovered z, and s
+the loss's gradient at the outputs. Where the loss has labels, s is known up to the label and a
+weight. Where its targets are free numbers, s is whatever solves d = J^T s: with far fewer outputs than
+neurons that says nearly as much. And the s so found must reproduce the gradients of all later layers.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from spear.factors import UNDECIDED, Factors
+from spear.factors import Factors
+from spear.judge.layer import preactivations
 from spear.judge.precautions import Precautions
 from spear.judge.relu_boundary import FLIPS, smallest_steps
 from spear.judge.selection import Selection
-from spear.judge.weights import merged, odd, usual, vanished
 from spear.layers import network_after
+from spear.tolerances import (
+    LATER_NOISE,
+    LATER_NOISE_LIMIT,
+    REPLAY_LIMIT,
+    ROUNDINGS,
+    UNDECIDED,
+)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 T = TypeVar("T")
 
-# A replay agrees to a few roundings of the client's arithmetic (4 to 7 on real batches through six
-# layers), counted against the loss's gradient, a difference of numbers of size one. It may never be
-# off by more than exactness allows.
-_ROUNDINGS = 50.0
-_REPLAY_LIMIT = 1e-3
-# Noise on the layer is on the others too. Its share of a norm hardly varies.
-_NOISE = 1.5
-_NOISE_LIMIT = 1e-2  # beyond this a comparison would not say much
 # Neighbours within the error of a recovered sample at which a replay is tried again: a neuron whose
 # preactivation is zero to rounding may have been on the other side for the client.
 _NEIGHBOURS = 16
 _REACH = 20.0  # the last neighbour is this many errors away: still well inside the tolerance
 _THRESHOLD = 1e-4  # of a typical preactivation: float32 rounds to 1e-6 of it
 _ROWS_AT_ONCE = 1 << 14
+_NUDGE = 1e-6  # of z, for differences of gradients in float64
+_OUTPUTS = 4  # neurons per output from which a gradient at the outputs can be solved for
+_RANKED = 64  # outputs up to which the rank of a Jacobian is looked at
+
+_BINARY = nn.functional.binary_cross_entropy_with_logits
+_ON_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+_ON_NUMBERS_CALLED = (
+    nn.functional.mse_loss,
+    nn.functional.l1_loss,
+    nn.functional.smooth_l1_loss,
+    nn.functional.huber_loss,
+)
+
+
+def compares_numbers(loss: Loss | None) -> bool:
+    """Is it a loss whose targets are numbers like the outputs, and any of them?"""
+    return isinstance(loss, _ON_NUMBERS) or loss in _ON_NUMBERS_CALLED
+
+
+def _is_binary(loss: Loss | None) -> bool:
+    return isinstance(loss, nn.BCEWithLogitsLoss) or loss is _BINARY
 
 
 @dataclass(frozen=True, eq=False)
-class Replayed:
-    """What a replay showed."""
+class Fit:
+    """How one loss explains the recovered columns of dL/dZ."""
 
-    labels: Tensor | None  # (b,) int64: the nearest label; None where targets are numbers
-    matched: Tensor  # (b,) bool: is its gradient the recovered one?
-    objections: tuple[str, ...]  # parts of the update that disagree
-    compared: bool  # were gradients of later layers there to compare?
-    merged: Tensor  # (b,) bool: weighs as much as several samples
-    vanished: int  # samples that the batch was divided by, and that left no trace
-    free_targets: bool = False  # are targets numbers, so that any weight of a sample fits?
+    replay: Replay
+    loss: str  # in words
+    told: bool  # is it the loss that was told?
+    labels: Tensor | None  # (b,) int64: the nearest label; None where targets are free
+    matched: Tensor  # (b,) bool: is the sample's gradient the recovered one?
+    disagreements: tuple[str, ...]  # parts of the update that disagree, compared if all match
+    slopes: Tensor | None = None  # (b, outputs): free targets' gradients at the outputs
+    weights: Tensor | None = None  # (b,): labels' gradients, of those a batch of b would have
+
+    @property
+    def compared(self) -> bool:
+        """Was the whole update compared, later layers among it?"""
+        return self.replay.compared and bool(self.matched.all())
 
     @property
     def agrees(self) -> bool:
-        """Does all of the update agree, later layers among it?"""
-        all_match = bool(self.matched.all()) and not self.free_targets
-        return self.compared and all_match and not self.objections
+        """Does the whole update agree?"""
+        return self.compared and not self.disagreements
+
+    @property
+    def usable(self) -> bool:
+        """Does it explain most samples, and nothing of the update disagree?"""
+        most = 2 * int(self.matched.sum()) > len(self.matched)
+        return most and not self.disagreements
+
+    @cached_property
+    def dimensions(self) -> int:
+        """Of the gradients that samples with one ReLU pattern may have."""
+        outputs = self.replay.outputs
+        if self.slopes is not None:
+            balanced = self.slopes.sum(1).abs() <= REPLAY_LIMIT * self.slopes.norm(dim=1)
+            varied = 1 if outputs == 2 and bool(balanced.all()) else outputs
+        elif self.replay.classes == 2:
+            varied = 1
+        else:
+            varied = outputs - 1
+        if outputs > _RANKED:
+            return varied
+        J = self.replay.jacobians(self.replay.Z[:1])[0]  # (outputs, m)
+        return min(varied, int(torch.linalg.matrix_rank(J, rtol=REPLAY_LIMIT)))
+
+    def curvature(self, steps: Tensor) -> Tensor:
+        """How fast each column of dL/dZ turns (b,), for a step (b, m) of every z.
+
+        What is parallel to the column changes its weight only, and is left out.
+        """
+        replay = self.replay
+        if self.labels is not None:
+            h = _NUDGE * replay.Z.norm(dim=1) / steps.norm(dim=1).clamp_min(1e-300)
+            there = replay.single_gradients(replay.Z + h[:, None] * steps, self.labels)
+            here = replay.single_gradients(replay.Z, self.labels)
+            turned = (there - here) / h[:, None] * replay.single_weights(self.labels)[:, None].abs()
+        else:
+            # As if by squared error, a mean over the batch and the outputs: its second derivative is 2.
+            J = replay.jacobians(replay.Z)
+            at_outputs = (J @ steps[:, :, None]) * 2 / (len(J) * J.shape[1])
+            turned = (J.transpose(1, 2) @ at_outputs)[:, :, 0]
+        along = (turned * replay.D).sum(1) / replay.D.square().sum(1)
+        rate: Tensor = (turned - along[:, None] * replay.D).norm(dim=1)
+        return rate
+
+    # The same samples at another scale: x t, and so d / t.
+
+    def off_at(self, scale: Tensor) -> Tensor:
+        """How far columns are off (b,) in units of their tolerance, if inputs are this times (b,) larger."""
+        replay = self.replay
+        Z = replay.scaled(scale)
+        if self.labels is None:
+            return torch.zeros_like(scale)  # a free gradient follows
+        return replay.distance(Z, replay.D, self.labels[:, None])[:, 0] / replay.tolerance(
+            self.labels
+        )
+
+    def weights_at(self, scale: Tensor) -> Tensor | None:
+        """`weights` (b,) if inputs are this times (b,) larger."""
+        if self.labels is None:
+            return None
+        Z = self.replay.scaled(scale)
+        return self.replay.joint_weights(Z, self.replay.D / scale[:, None], self.labels)
+
+    def update_off_at(self, scale: Tensor, *, biases: bool) -> float:
+        """How far later layers are off, in units of what is allowed, at another scale (b,) of inputs."""
+        replay = self.replay
+        if not replay.compared:
+            return 0.0
+        total = self._total(replay.scaled(scale), replay.D / scale[:, None])
+        return max((off for _, off, _ in self._off(total, biases)), default=0.0)
+
+    def alone_off_at(self, scale: Tensor) -> Tensor:
+        """The same (b,) with one sample at another scale, the others as they are."""
+        replay = self.replay
+        here = self._totals(replay.Z, replay.D)
+        there = self._totals(replay.scaled(scale), replay.D / scale[:, None])
+        whole = here.sum()
+        off = [
+            max((o for _, o, _ in self._off(whole - here[i] + there[i], True)), default=0.0)
+            for i in range(len(here))
+        ]
+        return torch.tensor(off, dtype=scale.dtype, device=scale.device)
+
+    def _totals(self, Z: Tensor, D: Tensor) -> Tensor:
+        """The loss of every sample (b,), so weighed that its gradient is D."""
+        replay = self.replay
+        if self.labels is None:
+            slopes, _ = replay.at_outputs(Z, D)
+            weighed: Tensor = (replay.run(Z) * slopes).sum(1)
+            return weighed
+        single = replay.single_gradients(Z, self.labels)
+        factor = (single * D).sum(1) / single.square().sum(1)
+        return factor * torch.stack(replay.single_losses(replay.network(Z), self.labels))
+
+    def _total(self, Z: Tensor, D: Tensor) -> Tensor:
+        return self._totals(Z, D).sum()
+
+    def _off(self, total: Tensor, biases: bool) -> list[tuple[str, float, float]]:
+        limit = self.replay.update_limit(self.labels)
+        return self.replay.compare(total, limit, biases=biases)
 
 
 class Replay:
@@ -70,17 +201,20 @@ class Replay:
         self.factors, self.network, self.loss = factors, network, loss
         self.C = selection.C
         self.bias = factors.view.bias.to(self.C)
-        self.Z = self.C @ factors.preactivation.T + self.bias  # (b, m)
+        self.Z = preactivations(factors, selection)  # (b, m)
         self.D = (factors.L @ selection.Q).T  # (b, m)
+        # Neurons that were frozen or masked have no gradient, whatever the samples do.
+        self.sent = None if selection.frozen is None else ~selection.frozen
         eps = torch.finfo(factors.view.weight_grad.dtype).eps
         noise = (
             factors.noise * selection.Q.norm(dim=0) * self.D.shape[1] ** 0.5 / self.D.norm(dim=1)
         )
-        self.rounding = _ROUNDINGS * eps
+        self.rounding = ROUNDINGS * eps
         self.own = UNDECIDED * (noise + relative_error)  # (b,)
         self.relative_error = relative_error.clamp_min(eps)
         with torch.no_grad():
-            self.classes = int(network(self.Z[:1]).shape[-1])
+            self.outputs = self.run(self.Z[:1]).shape[1]
+        self.classes = max(2, self.outputs)
 
     @staticmethod
     def prepare(
@@ -98,11 +232,17 @@ class Replay:
             return behind
         if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in behind.modules()):
             return "dropout is active behind the layer, so its gradients are random"
+        if any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in behind.modules()
+        ):
+            return "batch norm behind the layer is in train mode, so samples act on each other"
         network = copy.deepcopy(behind).to(factors.left.device, torch.float64).requires_grad_(True)
-        loss = loss or nn.functional.cross_entropy
         if isinstance(loss, nn.Module):
             loss = copy.deepcopy(loss).to(factors.left.device, torch.float64)
-        return Replay(factors, selection, network, loss, relative_error)
+        replay = Replay(factors, selection, network, loss or nn.CrossEntropyLoss(), relative_error)
+        if loss is None and replay.outputs == 1:
+            replay.loss = _BINARY
+        return replay
 
     @staticmethod
     def attempt(
@@ -133,44 +273,80 @@ class Replay:
                     f"({type(error).__name__}: {lines[0][:120]})"
                 )
 
+    # The network.
+
     @property
     def compared(self) -> bool:
         """Are there gradients of later layers to compare with?"""
         return any(n in self.factors.view.others for n, _ in self.network.named_parameters())
 
-    @property
-    def limit(self) -> float:
-        """How far a replayed gradient may be off at most, relative to its length."""
-        return _REPLAY_LIMIT
+    def run(self, Z: Tensor) -> Tensor:
+        """The network's outputs (k, outputs)."""
+        outputs: Tensor = self.network(Z)
+        return outputs.reshape(len(Z), -1)
 
-    def jacobian(self, z: Tensor) -> Tensor:
-        """Of the network's outputs at one z, (outputs, m)."""
-        jacobian = torch.autograd.functional.jacobian
-        J: Tensor = jacobian(self.network, z.detach()[None])  # type: ignore[no-untyped-call]
-        return J.reshape(-1, len(z))
+    def scaled(self, scale: Tensor) -> Tensor:
+        """Preactivations (b, m) of inputs this times (b,) larger."""
+        return (self.Z - self.bias) * scale[:, None] + self.bias
 
-    def run(self, generator: torch.Generator | None) -> Replayed:
-        labels, matched, factor = self.match_labels(generator)
-        objections = self.compare_update(labels, factor) if bool(matched.all()) else ()
-        if self.classes <= 2:
-            # With two classes, gradients of samples with one ReLU pattern are parallel.
-            heavy = factor > 1.5 * factor[matched].min() if bool(matched.any()) else ~matched
-            if bool((heavy & matched).any()):
-                count = int((heavy & matched).sum())
-                objections = (
-                    *objections,
-                    f"{count} samples weigh more than others: with two classes, samples with one "
-                    "ReLU pattern merge",
-                )
-                matched = matched & ~heavy
-        several = merged(factor, matched)
-        gone = vanished(factor, matched & ~several)
-        if gone or self.factors.faded:  # what does not show may be in what does
-            matched = matched & ~odd(factor, matched)
-        return Replayed(labels, matched, objections, self.compared, several, gone)
+    def jacobians(self, Z: Tensor) -> Tensor:
+        """Of the network's outputs at every z, (k, outputs, m), where neurons sent a gradient."""
+        with torch.enable_grad():
+            leaf = Z.detach().requires_grad_()
+            outputs = self.run(leaf).sum(0)  # samples do not act on each other
+            rows = [torch.autograd.grad(o, leaf, retain_graph=True)[0] for o in outputs]
+        J = torch.stack(rows, 1)
+        return J if self.sent is None else J * self.sent
 
-    def match_labels(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The label of each sample, whether its gradient is the recovered one, and their ratio."""
+    def at_outputs(self, Z: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients at the outputs (k, outputs), and how far J^T of them is from D, relatively (k,)."""
+        J = self.jacobians(Z).transpose(1, 2)  # (k, m, outputs)
+        # By QR, column by column scaled: a vanishing column of J takes nothing.
+        lengths = J.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        Q, R = torch.linalg.qr(J / lengths)
+        small = R.diagonal(dim1=1, dim2=2).abs() <= 1e-10
+        R = R + torch.diag_embed(small.to(R))
+        y = torch.where(small[:, :, None], 0.0, Q.transpose(1, 2) @ D[:, :, None])
+        slopes = torch.linalg.solve_triangular(R, y, upper=True) / lengths.transpose(1, 2)
+        rest = (J @ slopes)[:, :, 0] - D
+        return slopes[:, :, 0], rest.norm(dim=1) / D.norm(dim=1)
+
+    # Losses, one after the other.
+
+    def labelled(self, words: str, told: bool, generator: torch.Generator | None) -> Fit:
+        """How the loss with labels explains the samples."""
+        labels, matched = self.match_labels(generator)
+        weights = self.joint_weights(self.Z, self.D, labels)
+        fit = Fit(self, words, told, labels, matched, (), weights=weights)
+        return self._with_disagreements(fit)
+
+    def free(self, words: str, told: bool) -> Fit | None:
+        """How a loss whose gradient at the outputs can be anything does; None where that says nothing."""
+        if _OUTPUTS * self.outputs > int((self.D != 0).any(0).sum()):
+            return None
+        slopes, off = self.at_outputs(self.Z, self.D)
+        # Rounding at the outputs is a share of the gradient there, whatever the loss.
+        matched = off <= (2 * self.rounding + self.own).clamp_max(REPLAY_LIMIT)
+        return self._with_disagreements(Fit(self, words, told, None, matched, (), slopes=slopes))
+
+    def _with_disagreements(self, fit: Fit) -> Fit:
+        """The same, with the parts of the update that disagree, where all samples match."""
+        if not fit.compared:
+            return fit
+        off = fit._off(fit._total(self.Z, self.D), True)
+        words = tuple(
+            f"the replayed gradient of {name!r} is off by {share:.1e} of its norm"
+            for name, excess, share in off
+            if not excess <= 1
+        )
+        return Fit(
+            self, fit.loss, fit.told, fit.labels, fit.matched, words, fit.slopes, fit.weights
+        )
+
+    # Labels.
+
+    def match_labels(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """The label of each sample, and whether its gradient is the recovered one."""
         labels, residual = self.nearest_labels(self.Z)
         for i in (residual > self.tolerance(labels)).nonzero().flatten().tolist():
             self.Z[i], residual[i] = self.across_thresholds(i, labels[i], residual[i])
@@ -190,36 +366,32 @@ class Replay:
         matched = (residual <= self.tolerance(labels)) & residual.isfinite()
         return self._within_rounding(labels, matched)
 
-    def _within_rounding(self, labels: Tensor, matched: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _within_rounding(self, labels: Tensor, matched: Tensor) -> tuple[Tensor, Tensor]:
         """Match samples that the network is sure of: little but rounding is left of their gradient.
 
         With 1 - p = 1e-6, float32 computes p - 1 to one digit, and dL/dz = J^T (p - e) points
         elsewhere than an exact replay does. But it is J^T of something, and that is p - e up to a
         rounding of one, once divided by what the other samples were multiplied with.
         """
-        factor = self._factors(labels)
-        common = usual(factor, matched)
         open_ = (~matched).nonzero().flatten().tolist()
-        if common is None or 4 * self.classes > self.D.shape[1]:
-            return labels, matched, factor
-        for i in open_:
-            z, J = self.Z[i : i + 1].detach(), self.jacobian(self.Z[i])  # (classes, m)
-            at_outputs = torch.linalg.lstsq(J.T, self.D[i][:, None]).solution[:, 0]
-            off = (J.T @ at_outputs - self.D[i]).norm() / self.D[i].norm()
-            slopes = self._slopes(self.network(z).detach()[0])  # (classes, classes)
-            label = (at_outputs / common - slopes).abs().amax(1).argmin()
-            rounding = (at_outputs / common - slopes[label]).abs().max()
-            if float(off) <= _REPLAY_LIMIT and float(rounding) <= self.rounding:
-                labels[i], matched[i], factor[i] = label, True, common
-        return labels, matched, factor
+        if not open_ or not bool(matched.any()) or _OUTPUTS * self.outputs > self.D.shape[1]:
+            return labels, matched
+        common = float(self.single_weights(labels)[matched].median())
+        at_outputs, off = self.at_outputs(self.Z[open_], self.D[open_])
+        for k, i in enumerate(open_):
+            slopes = self._slopes(self.network(self.Z[i : i + 1]).detach())
+            label = (at_outputs[k] / common - slopes).abs().amax(1).argmin()
+            rounding = (at_outputs[k] / common - slopes[label]).abs().max()
+            if float(off[k]) <= REPLAY_LIMIT and float(rounding) <= self.rounding:
+                labels[i], matched[i] = label, True
+        return labels, matched
 
     def _slopes(self, outputs: Tensor) -> Tensor:
-        """The loss's gradient at the outputs of one sample, for every label (labels, outputs)."""
-        leaf = outputs.expand(self.classes, *outputs.shape).detach().requires_grad_()
-        targets = torch.arange(self.classes, device=outputs.device)
+        """The loss's gradient at the outputs of one sample (1, ...), for every label (labels, outputs)."""
+        leaf = outputs.expand(self.classes, *outputs.shape[1:]).detach().requires_grad_()
+        every = torch.arange(self.classes, device=outputs.device)
         with torch.enable_grad():
-            losses = [self.loss(o[None], t[None]).sum() for o, t in zip(leaf, targets, strict=True)]
-            (slopes,) = torch.autograd.grad(losses, leaf)
+            (slopes,) = torch.autograd.grad(self.single_losses(leaf, every), leaf)
         return slopes.flatten(1)
 
     def across_thresholds(self, i: int, label: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -235,7 +407,7 @@ class Replay:
             )
             if not len(steps):
                 break
-            near = self._distance(
+            near = self.distance(
                 z + steps, target.expand(len(steps), -1), label.expand(len(steps), 1)
             )[:, 0]
             best = int(near.argmin())
@@ -248,11 +420,11 @@ class Replay:
         """How far a true sample's replayed gradient may be off, relative to its length, (b,)."""
         with torch.enable_grad():
             outputs = self.network(self.Z).detach().requires_grad_()
-            losses = self._single_losses(outputs, labels)
+            losses = self.single_losses(outputs, labels)
             gradient: Tensor = torch.autograd.grad(losses, outputs)[0]
         size = gradient.flatten(1).norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
         tolerance: Tensor = self.rounding * (1 + 1 / size) + self.own
-        return tolerance.clamp_max(_REPLAY_LIMIT)
+        return tolerance.clamp_max(REPLAY_LIMIT)
 
     def nearest_labels(self, Z: Tensor, D: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """For rows of Z (k, m): the label whose gradient points along D, and how far off it is.
@@ -261,12 +433,12 @@ class Replay:
         """
         D = self.D if D is None else D
         labels = self._likeliest(Z, D)
-        residuals = self._distance(Z, D, labels[:, None])[:, 0]
+        residuals = self.distance(Z, D, labels[:, None])[:, 0]
         far = (residuals > self.rounding).nonzero().flatten()
         step = max(1, _ROWS_AT_ONCE // self.classes)
         for some in torch.split(far, step) if len(far) else ():
             every = torch.arange(self.classes, device=Z.device).expand(len(some), -1)
-            nearest = self._distance(Z[some], D[some], every).min(1)
+            nearest = self.distance(Z[some], D[some], every).min(1)
             labels[some], residuals[some] = nearest.indices, nearest.values
         return labels, residuals
 
@@ -284,16 +456,13 @@ class Replay:
         with torch.no_grad():
             outputs = self.network(Z)
         labels = []
-        for o, w in zip(outputs, moved, strict=True):
-            leaf = o.expand(self.classes, *o.shape).detach().requires_grad_()
-            targets = torch.arange(self.classes, device=Z.device)
-            with torch.enable_grad():
-                (slope,) = torch.autograd.grad(self.loss(leaf, targets).sum(), leaf)
-            along = (slope.flatten(1) @ w.flatten()) / slope.flatten(1).norm(dim=1)
+        for i, w in enumerate(moved):
+            slope = self._slopes(outputs[i : i + 1])
+            along = (slope @ w.flatten()) / slope.norm(dim=1)
             labels.append(along.nan_to_num(-torch.inf).argmax())
         return torch.stack(labels)
 
-    def _distance(self, Z: Tensor, D: Tensor, labels: Tensor) -> Tensor:
+    def distance(self, Z: Tensor, D: Tensor, labels: Tensor) -> Tensor:
         """How far D is from the gradient of each label (k, l), up to one positive factor."""
         k, count = labels.shape
         s = self.gradient(Z.repeat_interleave(count, 0), labels.flatten()).view(k, count, -1)
@@ -302,73 +471,146 @@ class Replay:
         relative: Tensor = distance / D.norm(dim=-1)[:, None]
         return relative.nan_to_num(torch.inf)
 
-    def gradient(self, Z: Tensor, targets: Tensor) -> Tensor:
-        """dL/dz of each row on its own (the loss is a sum or mean over rows)."""
+    def gradient(self, Z: Tensor, labels: Tensor) -> Tensor:
+        """dL/dz of each row on its own (the loss is a sum or mean over rows), up to a common factor."""
         with torch.enable_grad():
             leaf = Z.detach().requires_grad_()
-            total = self.total(self.network, leaf, targets)
+            total = self.total(self.network, leaf, labels)
             (gradient,) = torch.autograd.grad(total, leaf)
-        return gradient
+        return gradient if self.sent is None else gradient * self.sent
 
-    def total(self, network: nn.Module, Z: Tensor, targets: Tensor) -> Tensor:
+    def total(self, network: nn.Module, Z: Tensor, labels: Tensor) -> Tensor:
         """The loss of a network like this one, a sum or mean over the rows of Z."""
-        value: Tensor = self.loss(network(Z), targets).sum()
+        outputs = network(Z)
+        value: Tensor = self.loss(outputs, self.as_targets(labels, outputs)).sum()
         return value
 
-    def _factors(self, labels: Tensor) -> Tensor:
-        """What each sample's gradient was multiplied with: 1/b for a mean, or its clipping."""
+    def single_weights(self, labels: Tensor) -> Tensor:
+        """What each sample's gradient was multiplied with (b,): 1/b for a mean, or its clipping."""
         s = self.single_gradients(self.Z, labels)
-        return (s * self.D).sum(1) / s.square().sum(1)  # (b,)
+        return (s * self.D).sum(1) / s.square().sum(1)
+
+    def joint_weights(self, Z: Tensor, D: Tensor, labels: Tensor) -> Tensor:
+        """The same (b,) in units of what the loss of all samples together, as a batch, gives each.
+
+        One for all: the batch holds these samples and no other. So class weights are divided out.
+        """
+        s = self.gradient(Z, labels)
+        weights: Tensor = (s * D).sum(1) / s.square().sum(1)
+        return weights
 
     def single_gradients(self, Z: Tensor, labels: Tensor) -> Tensor:
         """dL/dz (b, m) of every sample, each with a loss of its own."""
         with torch.enable_grad():
             leaf = Z.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self._single_losses(self.network(leaf), labels), leaf)
-        return gradient
+            (gradient,) = torch.autograd.grad(self.single_losses(self.network(leaf), labels), leaf)
+        return gradient if self.sent is None else gradient * self.sent
 
-    def _single_losses(self, outputs: Tensor, labels: Tensor) -> list[Tensor]:
+    def single_losses(self, outputs: Tensor, labels: Tensor) -> list[Tensor]:
         """The loss of every sample in a batch of its own, so that a mean divides by one.
 
         The network runs all samples at once: one by one, its weights go through memory b times.
         """
-        return [self.loss(o[None], y[None]).sum() for o, y in zip(outputs, labels, strict=True)]
+        rows = [outputs[i : i + 1] for i in range(len(outputs))]
+        return [
+            self.loss(row, self.as_targets(y[None], row)).sum()
+            for row, y in zip(rows, labels, strict=True)
+        ]
 
-    def compare_update(self, labels: Tensor, factor: Tensor) -> tuple[str, ...]:
-        """Compute the update behind the layer again; name the parameters that disagree.
+    def as_targets(self, labels: Tensor, outputs: Tensor) -> Tensor:
+        """Labels (k,) as the loss takes them: class indices, or numbers of the shape of one output."""
+        return labels if self.outputs > 1 else labels.to(outputs).view(outputs.shape)
 
-        The layer's own gradient is D X with D matched column by column, so it agrees already.
-        """
-        if not self.compared:
-            return ()
-        losses = torch.stack(self._single_losses(self.network(self.Z), labels))
-        return self.disagreements(factor @ losses, float(self.tolerance(labels).max()))
+    # Later layers.
+
+    def update_limit(self, labels: Tensor | None) -> float:
+        """How far a later layer's gradient may be off, relative to its length."""
+        own = float(self.own.max())
+        if labels is None:
+            return min(2 * self.rounding + own, REPLAY_LIMIT)
+        return float(self.tolerance(labels).max())
+
+    def compare(
+        self, total: Tensor, limit: float, *, biases: bool = True
+    ) -> list[tuple[str, float, float]]:
+        """Parameters behind the layer: name, how far off in units of what is allowed, and of its norm."""
+        others = self.factors.view.others
+        parameters = {
+            n: p
+            for n, p in self.network.named_parameters()
+            if n in others and (biases or p.ndim > 1)
+        }
+        if not parameters:
+            return []
+        replayed = torch.autograd.grad(
+            total, list(parameters.values()), materialize_grads=True, retain_graph=True
+        )
+        found = []
+        for (name, parameter), computed in zip(parameters.items(), replayed, strict=True):
+            seen = others[name].to(computed)
+            distance = float((computed - seen).norm())
+            size = max(float(seen.norm()), float(computed.norm()))
+            allowed = limit * size + self._unexplained(parameter, size)
+            found.append((name, distance / max(allowed, 1e-300), distance / max(size, 1e-300)))
+        return found
 
     def _unexplained(self, parameter: Tensor, size: float) -> float:
         """What noise, and the rounding of weights that were subtracted, add to a gradient's error."""
-        noise = _NOISE * self.factors.noise * math.sqrt(parameter.numel())
-        noise = min(noise, _NOISE_LIMIT * size)
+        noise = LATER_NOISE * self.factors.noise * math.sqrt(parameter.numel())
+        noise = min(noise, LATER_NOISE_LIMIT * size)
         training = self.factors.view.training
         if training is None:
             return noise
         eps = torch.finfo(self.factors.view.weight_grad.dtype).eps
         return noise + eps * float(parameter.detach().norm()) / training.lr
 
-    def disagreements(self, total: Tensor, limit: float) -> tuple[str, ...]:
-        """Parameters behind the layer whose gradient is not that of the replayed total loss."""
-        others = self.factors.view.others
-        parameters = {n: p for n, p in self.network.named_parameters() if n in others}
-        if not parameters:
-            return ()
-        replayed = torch.autograd.grad(total, list(parameters.values()), materialize_grads=True)
-        doubts = []
-        for name, computed in zip(parameters, replayed, strict=True):
-            seen = others[name].to(computed)
-            distance = float((computed - seen).norm())
-            size = max(float(seen.norm()), float(computed.norm()))
-            if not distance <= limit * size + self._unexplained(parameters[name], size):
-                share = distance / max(float(seen.norm()), 1e-300)
-                doubts.append(
-                    f"the replayed gradient of {name!r} is off by {share:.1e} of its norm"
-                )
-        return tuple(doubts)
+
+def weigh_losses(
+    factors: Factors,
+    selection: Selection,
+    model: nn.Module,
+    loss: Loss | None,
+    *,
+    relative_error: Tensor,
+    generator: torch.Generator | None,
+) -> Fit | str:
+    """The first loss that explains the update: the one told, cross-entropy, or any with free targets.
+
+    Of several that do not explain all of it, the one that matches most samples. One line on why there is
+    no replay, if the model cannot be run.
+    """
+    tried: list[Fit] = []
+    trouble: list[str] = []
+    for known, words in _hypotheses(loss):
+
+        def explain(replay: Replay, known: Loss | None = known, words: str = words) -> Fit | None:
+            told = known is not None
+            numbers = compares_numbers(known) or (_is_binary(known) and replay.outputs > 1)
+            if numbers or words == _ANY:
+                return replay.free(words, told)
+            return replay.labelled(words, told, generator)
+
+        fit = Replay.attempt(
+            factors, selection, model, known, relative_error=relative_error, use=explain
+        )
+        if isinstance(fit, str):
+            trouble.append(fit)
+        elif fit is not None:
+            tried.append(fit)
+            if fit.agrees or (fit.usable and not fit.compared and fit.labels is not None):
+                return fit
+    if not tried:
+        return trouble[0] if trouble else "the network has too many outputs to solve for gradients"
+    return max(tried, key=_worth)
+
+
+_ANY = "some loss"
+
+
+def _hypotheses(loss: Loss | None) -> Sequence[tuple[Loss | None, str]]:
+    told = [(loss, "the loss that was told")] if loss is not None else []
+    return [*told, (None, "cross-entropy"), (None, _ANY)]
+
+
+def _worth(fit: Fit) -> tuple[bool, int, bool]:
+    return not fit.disagreements, int(fit.matched.sum()), fit.labels is not None

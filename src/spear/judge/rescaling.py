@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from spear.factors import Factors
-from spear.judge.free_targets import compares_numbers
-from spear.judge.replay import Loss, Replay
+from spear.judge.replay import Loss, Replay, compares_numbers
 from spear.judge.selection import Selection
 from spear.layers import SoftRelu, soften
 

@@ -24,10 +24,9 @@ from spear.directions import (
     sparsest_independent,
     unit,
 )
-from spear.factors import UNDECIDED, Factors
+from spear.factors import Factors
+from spear.tolerances import DROWNED_CHANCE, UNDECIDED
 
-# More drowned entries than this leaves to chance are contradictions.
-_ACCIDENT = 1e-6
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
@@ -40,6 +39,14 @@ class Selection:
     C: Tensor  # (b, b) = Q^-1: X = C R
     contradictions: Tensor  # (b,) entries per sample that no rounding explains
     match: float  # lambda
+    frozen: Tensor | None = None
+    """(m,) bool: neurons that sent nothing, though samples switch them on."""
+    spoilt: Tensor | None = None
+    """(b,) bool: samples whose scale dL/db does not give; None where it gives all."""
+    bias_noise: float | None = None
+    """Of an entry of dL/db, where it was seen beside spoilt traces."""
+    one_sided: bool = False
+    """Are all contradictions zeros where the sign says on, as dropout makes them?"""
 
     @property
     def b(self) -> int:
@@ -166,15 +173,50 @@ class _Matching:
         totals = self.contradictions(F_new, t_new, reach, off, on).sum(-1)
         return torch.where(possible, totals, torch.iinfo(totals.dtype).max)
 
-    def selection(self, chosen: list[int]) -> Selection:
+    def selection(self, chosen: list[int], t: Tensor | None = None) -> Selection:
+        """The choice, with the scales that the bias gradient gives, or with others (b,)."""
         vectors = self.pool.vectors[:, chosen]
         picked = self.pool.pick(chosen)
         state = self.state(chosen)
-        wrong = self.wrong(chosen)
-        silent = self.off[:, chosen] & (state.F / state.t + self.bias > 0).all(0)
+        if t is not None:
+            state = state._replace(t=t)
+        off, on = self.off[:, chosen], self.on[:, chosen]
+        reach = self.factors.reach(state.C)
+        frozen = self._frozen(state, reach, off, on)
+        if frozen is not None:
+            off = off & ~frozen[:, None]
+        wrong = self.contradictions(state.F, state.t, reach, off, on)
+        silent = off & (state.F / state.t + self.bias > 0).all(0)
         wrong = wrong - excused(picked, torch.minimum(silent.sum(0), wrong))
+        stray = self.contradictions(state.F, state.t, reach, torch.zeros_like(off), on)
         match = 1 - int(wrong.sum()) / (self.factors.view.outputs * len(chosen))
-        return Selection(picked, vectors * state.t, scale(state.C, self.h), wrong, match)
+        return Selection(
+            picked,
+            vectors * state.t,
+            scale(state.C, self.h) if t is None else state.C / t[:, None],
+            wrong,
+            match,
+            frozen,
+            one_sided=not int(stray.sum()),
+        )
+
+    def _frozen(self, state: _State, reach: Tensor, off: Tensor, on: Tensor) -> Tensor | None:
+        """Neurons (m,) without any gradient that samples switch on all the same: frozen or masked.
+
+        They say nothing, if the rows that do have a gradient contradict no sample.
+        """
+        live = self.factors.live_rows
+        lowest = (state.F / state.t + self.bias).amin(0)  # (m, b)
+        rows = ~live & (lowest > self.lengths * (reach / state.t.abs())).any(1)
+        if not bool(rows.any()):
+            return None
+        others = self.contradictions(state.F, state.t, reach, off & live[:, None], on)
+        return rows if not int(others.sum()) else None
+
+
+def at_scales(factors: Factors, selection: Selection, t: Tensor) -> Selection:
+    """The same directions with other scales (b,): columns of dL/dZ are L v t, v of unit length."""
+    return _Matching(factors, selection.directions).selection(list(range(selection.b)), t)
 
 
 def excused(directions: Directions, silent: Tensor) -> Tensor:
@@ -197,8 +239,8 @@ def excused(directions: Directions, silent: Tensor) -> Tensor:
         nearest = on.sort().values[: max(1, len(on) // 10)]
         expected.append(level * len(nearest) / float(nearest[-1]))
     mean = torch.tensor(expected, dtype=torch.float64)
-    allowed = torch.from_numpy(poisson.isf(_ACCIDENT, mean.numpy())).to(silent.device)
-    if float(silent.sum()) > poisson.isf(_ACCIDENT, float(mean.sum())):
+    allowed = torch.from_numpy(poisson.isf(DROWNED_CHANCE, mean.numpy())).to(silent.device)
+    if float(silent.sum()) > poisson.isf(DROWNED_CHANCE, float(mean.sum())):
         return torch.zeros_like(silent)
     return torch.where(silent <= allowed, silent, 0)
 

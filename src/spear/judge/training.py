@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from spear.factors import Factors
-from spear.judge.free_targets import compares_numbers
 from spear.judge.relu_sides import Sides, Turn, with_sides
-from spear.judge.replay import Loss, Replay
+from spear.judge.replay import Loss, Replay, compares_numbers
 from spear.judge.selection import Selection
 
 # How far a column of summed gradients may be off, relative to its length: 1e-4 and less where no hidden
@@ -53,6 +52,7 @@ class Retrained:
     closely: Tensor  # (b,) bool: do they agree so well that no mix of samples does?
     epochs: int
     objections: tuple[str, ...]  # parts of the update that disagree
+    dimensions: int  # of the gradients that samples with one ReLU pattern may have
 
 
 def retrain(
@@ -109,11 +109,17 @@ class _Repeated:
     objections: tuple[str, ...]
     near: tuple[tuple[float, Turn], ...] = ()  # neurons near their threshold, and how near
 
-    def judged(self, labels: Tensor) -> Retrained:
+    def judged(self, labels: Tensor, dimensions: int) -> Retrained:
         closely = self.off <= _CLOSELY
         closely &= closely.new_tensor(not self.objections and bool(self.matched.all()))
         return Retrained(
-            labels, self.matched, self.recognised, closely, self.epochs, self.objections
+            labels,
+            self.matched,
+            self.recognised,
+            closely,
+            self.epochs,
+            self.objections,
+            dimensions,
         )
 
     @property
@@ -139,10 +145,11 @@ class _Retraining:
 
     def run(self) -> Retrained:
         labels, _ = self.replay.nearest_labels(self.replay.Z)
+        dimensions = self.replay.classes - 1
         first = self._repeated(labels)
         if bool(first.matched.all()) or float(first.off.max()) > _HOPELESS:
-            return first.judged(labels)
-        return self._turned(labels, first).judged(labels)
+            return first.judged(labels, dimensions)
+        return self._turned(labels, first).judged(labels, dimensions)
 
     def _turned(self, labels: Tensor, best: _Repeated) -> _Repeated:
         """The training with neurons near their threshold on the side that the client's were on.
@@ -206,7 +213,8 @@ class _Retraining:
         self, local: _Local, start: dict[str, Tensor], optimiser: torch.optim.SGD, labels: Tensor
     ) -> None:
         optimiser.zero_grad()
-        value = self.replay.loss(local(), labels)
+        outputs = local()
+        value = self.replay.loss(outputs, self.replay.as_targets(labels, outputs))
         value.backward()  # type: ignore[no-untyped-call]
         if self.training.proximal:
             for name, p in local.named_parameters():

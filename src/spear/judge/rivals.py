@@ -1,0 +1,406 @@
+"""What else could explain the update: one function a rival explanation, with its statement.
+
+A replay shows that an explanation fits. A proof needs that no other one does. Each function here names
+one way in which the same update could have come from other data, tries it with numbers, and rules for
+which samples it fails. `certify` composes them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spear.factors import Factors
+from spear.judge.causes import Cause
+from spear.judge.layer import (
+    bias_level,
+    data_range,
+    held_rows,
+    inputs_of,
+    preactivations,
+    shares,
+    signs_hold,
+    sizes,
+    spare_rows,
+)
+from spear.judge.replay import Fit
+from spear.judge.selection import Selection
+from spear.tolerances import (
+    COINCIDENCE,
+    DEVIATIONS_TO_SPARE,
+    EXACT_ERROR,
+    LARGEST_MERGE,
+    NEAR_DUPLICATE,
+    SPARE_ROWS,
+    UNDECIDED,
+)
+
+SCALED_ALIKE = "weight and bias gradients were scaled alike"
+NO_MERGE = "no sample is several in one trace (near-duplicates; one output or two classes)"
+NOT_ALL_PAIRED = "not every sample has a near-duplicate in the batch"
+NOT_ALL_MERGED = "samples that switch on the same neurons did not merge in equal numbers everywhere"
+GENERAL_POSITION = "no two samples with free targets have parallel gradients"
+
+_MAY_BE_SEVERAL = (
+    "may be several samples in one trace: weights do not show single samples, or these would merge "
+    "unseen. Tell samples=, if the number is known"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Ruling:
+    """For which samples one rival explanation fails."""
+
+    cause: Cause
+    excluded: Tensor  # (b,) bool
+    words: str  # what it would be, of the others
+    assumptions: tuple[str, ...] = ()  # what the exclusion rests on and cannot test
+
+
+def mix(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
+    """Could a part of another sample sit in this one?
+
+    A direction is a sample's own if the rows in which the sample is off, zero AND of negative
+    preactivation, have no other kernel: then noise leaves a share of other samples that is small
+    (`shares`). It must be held by more rows than it was solved for, or by the replay. If a direction of the
+    batch is wrong, it is a mix, and spoils those samples it mixes: only samples that provably are not in
+    it stay. Zeros by cancellation do not count: with one output, d_i / s_i - d_j / s_j vanishes wherever
+    both are on, and holds both.
+    """
+    sound = signs_hold(factors, selection)
+    firm = selection.directions.firmness > 0
+    if fit is not None and fit.agrees:
+        firm = firm | fit.matched
+    sound = sound & firm
+    if selection.directions.side.name == "outputs":
+        sound = sound & _held(factors, selection)
+        if not bool(sound.all()):
+            sound = sound & unmixed(factors, selection, sound)
+    return Ruling(
+        Cause.MIXED,
+        sound,
+        "break a necessary condition, or may hold parts of others (a direction is wrong, or dropout, "
+        "other weights or another activation than ReLU shape the gradient)",
+    )
+
+
+def _held(factors: Factors, selection: Selection) -> Tensor:
+    """Per sample (b,): do the rows that are off leave no share of another that would be seen?"""
+    X = inputs_of(factors, selection)
+    apart = torch.cdist(X, X) / math.sqrt(X.shape[1])
+    share = (shares(factors, selection) * apart).nan_to_num(0.0).norm(dim=1)
+    level = torch.maximum(sizes(factors, selection), X.new_tensor(data_range(factors, selection)))
+    # Whether the error is small enough to be called exact is asked elsewhere; this is ten times that.
+    held: Tensor = share <= UNDECIDED * EXACT_ERROR * level
+    return held
+
+
+def unmixed(factors: Factors, selection: Selection, sound: Tensor) -> Tensor:
+    """Which samples hold nothing of the directions that turned out wrong.
+
+    Where the wrong direction is zero, its own preactivation says so, and a sample is not zero, the
+    sample is not in the mix: unless those zeros are just what the direction was solved for.
+    """
+    side = selection.directions.side
+    D = (side.basis @ selection.directions.vectors).abs()  # (rows, b), unit directions
+    active = UNDECIDED * side.zero * DEVIATIONS_TO_SPARE / EXACT_ERROR < D
+    held = held_rows(factors, selection)
+    wrong = (~sound).nonzero().flatten().tolist()
+    telling = torch.stack(
+        [held[:, j] & spare_rows(factors, selection.directions.zeros[:, j]) for j in wrong], 1
+    )  # (rows, wrong)
+    excluding = active.T.to(D) @ telling.to(D)  # (b, wrong)
+    return (excluding >= SPARE_ROWS).all(1)
+
+
+def scale(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
+    """Would the same inputs, larger or smaller, explain the update as well?
+
+    x t with d / t gives the same dL/dW. The bias gradient fixes t, if it was scaled as the weights'
+    was. Behind the layer t shows where the network is not homogeneous: in the direction of a labelled
+    gradient (softmax of other outputs), in weights that are even at one scale only, in the gradients of
+    later layers. The fit must break at t = 1 +- what is claimed: for all samples together with the
+    biases of all layers scaled alike (a learning rate of their own), and for each sample alone.
+    """
+    b = selection.b
+    if fit is None or selection.directions.side.name != "outputs":
+        everyone = torch.ones(b, dtype=torch.bool, device=selection.C.device)
+        return Ruling(Cause.SCALE, everyone, "", (SCALED_ALIKE,))
+    claimed = EXACT_ERROR * data_range(factors, selection) / sizes(factors, selection)
+    own = claimed.clamp_max(0.5)
+    together = torch.full_like(own, float(own.min()))
+    steps = [1 + together, 1 - together]
+    directions = all(bool((fit.off_at(t) > 1)[fit.matched].any()) for t in steps)
+    pinned = directions or _weights_pin(fit, steps) or _update_pins(fit, steps)
+    alone = torch.stack([fit.off_at(1 + own) > 1, fit.off_at(1 - own) > 1]).all(0)
+    if pinned and not bool(alone[fit.matched].all()):
+        alone = alone | _alone_by_weight(fit, own)
+    if pinned and fit.agrees and not bool(alone.all()):
+        off = torch.stack([fit.alone_off_at(1 + own), fit.alone_off_at(1 - own)])
+        alone = alone | (off > 1).all(0)
+    return Ruling(
+        Cause.SCALE,
+        alone & pinned,
+        "would fit as well at another scale: nothing but the bias gradient fixes it, and that "
+        "may have been scaled apart from the weights'",
+    )
+
+
+def _even(fit: Fit, weights: Tensor) -> tuple[bool, bool]:
+    """Are weights (b,) one for all, and all the same, to the precision they are known with?"""
+    assert fit.labels is not None
+    tolerance = 2 * fit.replay.tolerance(fit.labels)
+    known, tolerance = weights[fit.matched], tolerance[fit.matched]
+    ones = bool(((known - 1).abs() <= tolerance).all())
+    return ones, bool(((known / known.median() - 1).abs() <= tolerance).all())
+
+
+def _weights_pin(fit: Fit, steps: list[Tensor]) -> bool:
+    """Are the weights even here, and not at another scale?"""
+    if fit.weights is None or not bool(fit.matched.any()):
+        return False
+    ones, same = _even(fit, fit.weights)
+    there = [_even(fit, weights) for t in steps if (weights := fit.weights_at(t)) is not None]
+    if ones and not any(one for one, _ in there):
+        return True
+    several = int(fit.matched.sum()) > 1
+    return same and several and not any(same for _, same in there)
+
+
+def _update_pins(fit: Fit, steps: list[Tensor]) -> bool:
+    """Do later weights break at another scale? Their biases may have been scaled as this layer's was."""
+    return fit.agrees and all(fit.update_off_at(t, biases=False) > 1 for t in steps)
+
+
+def _alone_by_weight(fit: Fit, own: Tensor) -> Tensor:
+    """Per sample (b,): is its weight that of others, and would not be at a scale of its own?"""
+    if fit.weights is None or fit.labels is None:
+        return torch.zeros_like(fit.matched)
+    tolerance = 2 * fit.replay.tolerance(fit.labels)
+    common = _grouped(fit.weights, tolerance)[0] > 1
+    ones = (fit.weights - 1).abs() <= tolerance
+    moved = torch.ones_like(fit.matched)
+    for t in (1 + own, 1 - own):
+        weights = fit.weights_at(t)
+        assert weights is not None
+        moved &= (weights / fit.weights - 1).abs() > tolerance
+    return (common | ones) & moved
+
+
+def merge(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
+    """Could this trace be two or more samples?
+
+    Samples that switch on the same neurons have gradients in a space of as many dimensions as the
+    outputs can vary. One dimension (one output, two classes): all of them merge, at any distance, into
+    one trace at a weighted mean. More: samples with one label merge as far as the part of their
+    difference that no single sample explains, a product of two small steps, stays below the noise
+    (`merge_radius`). What merges weighs more than one sample. So a merge is excluded where
+
+    - as many samples were told as there are traces;
+    - or it could be of samples only that are all the returned one, to the claimed error;
+    - or weights are those of single samples: equal, or as clipping by norm makes them. If near-duplicates
+      alone can merge, that takes a near-duplicate for every one of them, which is assumed away. If others
+      can, it takes equal numbers everywhere, which is a coincidence whose chance is computed.
+    """
+    everyone = torch.ones(selection.b, dtype=torch.bool, device=selection.C.device)
+    told = factors.view.samples
+    if told == selection.b:
+        return Ruling(Cause.MERGED, everyone, "")
+    if fit is None:
+        return Ruling(Cause.MERGED, everyone, "", (NO_MERGE,))
+    radius = merge_radius(factors, selection, fit)  # (b,)
+    spread = _spread(inputs_of(factors, selection))
+    harmless = radius / 2 <= EXACT_ERROR * data_range(factors, selection)
+    if fit.dimensions < 2:
+        harmless, radius = torch.zeros_like(harmless), torch.full_like(radius, torch.inf)
+    assumptions: tuple[str, ...] = ()
+    single = harmless
+    if fit.labels is None:
+        assumptions = (GENERAL_POSITION,)
+    elif not bool(harmless.all()):
+        near = radius <= NEAR_DUPLICATE * spread
+        single, unlikely = _single(factors, selection, fit, near)
+        single = single | harmless
+        assumptions = (NOT_ALL_MERGED,) if unlikely else (NOT_ALL_PAIRED,)
+    return Ruling(
+        Cause.MERGED,
+        single,
+        _MAY_BE_SEVERAL,
+        assumptions,
+    )
+
+
+def merge_in_training(factors: Factors, selection: Selection, dimensions: int) -> Ruling:
+    """The same after several local steps, which are repeated with every sample's weight as it is.
+
+    A trace of several would weigh more than one sample, and be off; unless all do so alike.
+    """
+    everyone = torch.ones(selection.b, dtype=torch.bool, device=selection.C.device)
+    if factors.view.samples == selection.b:
+        return Ruling(Cause.MERGED, everyone, "")
+    if dimensions > 1:
+        return Ruling(Cause.MERGED, everyone, "", (NOT_ALL_PAIRED,))
+    unlikely = _chance_of_pairs(selection.b) <= COINCIDENCE
+    return Ruling(
+        Cause.MERGED, everyone & unlikely, _MAY_BE_SEVERAL, (NOT_ALL_MERGED,) if unlikely else ()
+    )
+
+
+def merge_radius(factors: Factors, selection: Selection, fit: Fit) -> Tensor:
+    """How far apart (b,), per input, two samples of one label and one ReLU pattern may be unseen.
+
+    w (s1 x1' + s2 x2') = 2 w s x' + w/2 ds dx': one sample at the mean, and a second part of length
+    w/2 |ds| |dx|, which must drown. ds grows with dx at a rate that the network gives (`curvature`):
+    tried for noise, for the way to the nearest other sample, and for a darker copy. That one is parallel
+    to x, and shows in the bias gradient only, beside which dx has length |dx| / |x|.
+    """
+    m, n = factors.view.outputs, factors.view.inputs
+    X, Z = inputs_of(factors, selection), preactivations(factors, selection)
+    level = UNDECIDED * factors.noise * (math.sqrt(m) + math.sqrt(n))
+    noise = torch.randn(1, n, generator=torch.Generator().manual_seed(0)).to(X)
+    noise = (noise / noise.norm()) @ factors.view.weight.to(X).T
+    reaches = [(2 * level / fit.curvature(noise.expand_as(Z))).sqrt()]
+    if len(X) > 1:
+        apart = torch.cdist(X, X).fill_diagonal_(torch.inf)
+        nearest = apart.argmin(1)
+        way = (Z[nearest] - Z) / apart.amin(1)[:, None]
+        reaches.append((2 * level / fit.curvature(way)).sqrt())
+    length = X.norm(dim=1)
+    in_bias = bias_level(factors, factors.view.bias_grad.to(X))
+    along = (Z - factors.view.bias.to(Z)) / length[:, None]
+    beside = (length.square() + 1).sqrt()
+    reaches.append((2 * in_bias * beside / fit.curvature(along)).sqrt())
+    radius: Tensor = torch.stack(reaches).amax(0).nan_to_num(torch.inf) / math.sqrt(n)
+    return radius
+
+
+def _spread(X: Tensor) -> float:
+    """How far apart samples are, per input: from each other, or one's inputs from their mean."""
+    if len(X) == 1:
+        return float(X.std()) if X.numel() > 1 else 0.0
+    distances = torch.pdist(X) / math.sqrt(X.shape[1])
+    return float(distances.median())
+
+
+def _single(factors: Factors, selection: Selection, fit: Fit, near: Tensor) -> tuple[Tensor, bool]:
+    """Which samples (b,) weigh as single ones do; and whether that rests on a coincidence's chance."""
+    assert fit.weights is not None and fit.labels is not None
+    tolerance = 2 * fit.replay.tolerance(fit.labels)
+    single, unlikely = _by_groups(fit, fit.weights, tolerance, near)
+    if not bool(single.all()) and factors.view.reads_data and fit.dimensions > 1:
+        norms = gradient_norms(factors, selection, fit)
+        clipped, _ = _by_groups(fit, fit.weights * norms, tolerance, near)
+        single = single | clipped
+    return single & fit.matched, unlikely
+
+
+def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tuple[Tensor, bool]:
+    """Which weights (b,) are those of single samples, by how many share them.
+
+    A weight that is a whole number of times a lighter one may be a merge: up to the square of how far
+    near-duplicates are apart.
+    """
+    size, multiple = _grouped(weights, tolerance)
+    b = len(weights)
+    usual = (size == b) | ((size > 1) & ~multiple)
+    chance = torch.tensor([_chance_of_pairs(int(k)) for k in size], device=weights.device)
+    if fit.dimensions < 2:
+        chance = chance * (_unseen_share(fit, tolerance).to(chance) ** size)
+    unlikely = usual & (chance <= COINCIDENCE)
+    single = (usual & near) | unlikely
+    return single, bool((single & ~near).any())
+
+
+def _grouped(weights: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor]:
+    """How many weights (b,) are the same as each, and whether it is a multiple of a lighter one."""
+    ratio = weights[:, None] / weights[None]  # (b, b)
+    bound = tolerance[:, None] + tolerance[None]
+    size = ((ratio - 1).abs() <= bound).sum(1)
+    whole = ratio.round()
+    beyond = (ratio - whole).abs() <= torch.maximum(
+        bound, bound.new_tensor(NEAR_DUPLICATE**2)
+    ) * whole
+    multiple = (beyond & (whole >= 2) & (whole <= LARGEST_MERGE)).any(1)
+    return size, multiple
+
+
+def _chance_of_pairs(k: int) -> float:
+    """How likely 2 k samples fall into k cells in pairs, if all cells are as likely: (2k)! / 2^k k^2k."""
+    return math.exp(math.lgamma(2 * k + 1) - k * math.log(2) - 2 * k * math.log(k))
+
+
+def _unseen_share(fit: Fit, tolerance: Tensor) -> Tensor:
+    """With one output: the share of the outputs' spread (b,) within which a pair's weight is twice one's.
+
+    Two samples at outputs o - e and o + e weigh s(o - e) + s(o + e), and count as one at their weighted
+    mean. Where s is curved, that is not twice a single weight.
+    """
+    replay, labels = fit.replay, fit.labels
+    assert labels is not None
+    with torch.no_grad():
+        raw = replay.network(replay.Z)
+    outputs = raw.reshape(len(raw), -1)
+    margin = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
+    share = torch.ones_like(margin)
+    if len(margin) < 2:
+        return share
+
+    def slope(o: Tensor) -> Tensor:
+        moved = o[:, None] if outputs.shape[1] == 1 else torch.stack([-o / 2, o / 2], 1)
+        leaf = moved.reshape(raw.shape).detach().requires_grad_()
+        (grad,) = torch.autograd.grad(replay.single_losses(leaf, labels), leaf)
+        return grad.reshape(len(o), -1)[:, -1]
+
+    spread = margin.std()
+    for halvings in range(8):
+        e = spread / 2**halvings
+        low, high = slope(margin - e), slope(margin + e)
+        mean = (low * (margin - e) + high * (margin + e)) / (low + high)
+        off = ((low + high) / (2 * slope(mean)) - 1).abs()
+        share = torch.where(off > tolerance, share.clamp_max(2.0**-halvings), share)
+    return share
+
+
+def gradient_norms(factors: Factors, selection: Selection, fit: Fit) -> Tensor:
+    """The norm (b,) of each sample's gradient over all parameters, as clipping takes it."""
+    replay, labels = fit.replay, fit.labels
+    assert labels is not None
+    d = replay.single_gradients(replay.Z, labels).square().sum(1)
+    x = selection.C.square().sum(1)
+    parameters = list(replay.network.parameters())
+    behind = []
+    for loss in replay.single_losses(replay.network(replay.Z), labels):
+        slopes = torch.autograd.grad(loss, parameters, materialize_grads=True, retain_graph=True)
+        behind.append(sum(float(slope.square().sum()) for slope in slopes))
+    norms: Tensor = (d * (x + 1) + d.new_tensor(behind)).sqrt()
+    weights = replay.joint_weights(replay.Z, replay.D, labels)
+    single = replay.single_weights(labels)
+    return norms * single / weights  # weights are joint ones: what they would be each on its own
+
+
+def contradicted(fit: Fit) -> Ruling:
+    """Does the loss that explains the others fail to explain this sample?"""
+    return Ruling(
+        Cause.CONTRADICTED,
+        fit.matched,
+        f"have a gradient that no label explains, though {fit.loss} explains the others (several "
+        "samples in one, mixed labels, or a wrong sample)",
+    )
+
+
+def missing(factors: Factors) -> str:
+    """Would a batch of more samples explain it as well? In words, if it was told that there are more.
+
+    A sample whose gradient is below the update's noise leaves no trace, and nothing that was not told
+    shows that it was there: a mean over more samples looks like any other factor.
+    """
+    told = factors.view.samples
+    if told is None or told <= factors.b:
+        return ""
+    return (
+        f"the update was computed from {told} samples, as was told, and {factors.b} show: the others "
+        "are duplicates, merged into these, or their gradient has vanished"
+    )
