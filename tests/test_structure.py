@@ -11,6 +11,7 @@ CORE = [
     "tracing",
     "layers",
     "local_training",
+    "snapshots",
     "update",
     "streaming",
     "factors",

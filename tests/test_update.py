@@ -1,10 +1,18 @@
+import copy
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import spear
 from planted import plant
 from spear import InvalidOption, InvalidUpdate, LayerUpdate, NoAttackableLayer, SpearError, observe
+from test_repeatability import bits
 
 
 def parts(m=6, n=8, **changes):
@@ -185,3 +193,120 @@ def test_parameters_without_a_gradient_may_be_none():
     view = spear.observe(planted.model, gradients)
     assert torch.equal(view.weight_grad, planted.view.weight_grad)
     assert set(planted.view.others) - set(view.others) == {"4.bias"}
+
+
+def test_training_goes_on_and_the_view_does_not():
+    planted = plant(3)
+    before = bits(spear.invert(planted.view, model=copy.deepcopy(planted.model)))
+    parameters = list(planted.model.parameters())
+    for p, g in zip(parameters, planted.gradients.values(), strict=True):
+        p.grad = g.clone()
+    view = observe(planted.model, [p.grad for p in parameters])
+    optimiser = torch.optim.SGD(parameters, lr=0.5)
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=False)
+    planted.model.eval()
+    assert bits(spear.invert(view, model=view.model)) == before
+    assert view.model.training
+    assert all(p.grad is None for p in view.model.parameters())
+
+
+def changed_weight(model):
+    model[0].weight.data.mul_(1.5)  # which moves no version counter
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        changed_weight,
+        lambda model: model[4].running_mean.add_(1),
+        lambda model: model[2].eval(),
+        lambda model: setattr(model[2], "p", 0.25),
+        lambda model: model[3].bias.requires_grad_(False),
+        lambda model: model[0].register_forward_hook(lambda *_: None),
+    ],
+)
+def test_views_of_one_state_share_a_copy(change):
+    model = nn.Sequential(
+        nn.Linear(8, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2), nn.BatchNorm1d(2)
+    )
+    gradients = {n: torch.randn_like(p) for n, p in model.named_parameters()}
+    first = [observe(model, gradients) for _ in range(3)]
+    assert len({id(view.model) for view in first}) == 1
+    assert first[0].model is not model
+    change(model)
+    second = observe(model, gradients)
+    assert second.model is not first[0].model
+    assert torch.equal(second.weight, model[0].weight)
+    assert second.weight.data_ptr() == second.model[0].weight.data_ptr()
+    assert second.model[2].training == model[2].training
+
+
+def test_copies_go_with_the_model():
+    def seen(model):
+        view = observe(model, {n: torch.randn_like(p) for n, p in model.named_parameters()})
+        return weakref.ref(view.model)
+
+    plain, hooked = (nn.Sequential(nn.Linear(8, 6), nn.ReLU()) for _ in range(2))
+    hooked[0].register_forward_hook(lambda *_, owner=hooked: owner)
+    owners = [weakref.ref(plain), weakref.ref(hooked)]
+    copies = [seen(plain), seen(hooked)]
+    assert copies[0]() is seen(plain)()  # kept for the next view
+    del plain, hooked
+    gc.collect()
+    assert [ref() for ref in owners + copies] == [None] * 4
+
+
+def test_threads_share_one_copy():
+    planted = plant(3)
+    with ThreadPoolExecutor(8) as pool:
+        views = list(pool.map(lambda _: planted.view, range(40)))
+    assert len({id(view.model) for view in views}) == 1
+
+
+def test_hooks_do_not_take_their_owner_along():
+    class Trainer:
+        def __deepcopy__(self, memo):
+            raise AssertionError("the trainer was copied")
+
+        def watch(self, *_):
+            pass
+
+    planted = plant(3)
+    planted.model[0].register_forward_hook(Trainer().watch)
+    assert planted.view.notes == ()
+    assert len(planted.view.model[0]._forward_hooks) == 1
+
+
+def test_weights_that_a_hook_computes():
+    planted = plant(3)
+    prune.l1_unstructured(planted.model[2], "weight", amount=0.3)
+    planted.model(planted.inputs)  # the pruned weight is now the result of a forward pass
+    gradients = {n: g for n, g in planted.gradients.items() if n.startswith("0.")}
+    view = observe(planted.model, gradients)
+    assert view.notes == ()
+    assert torch.equal(view.model(planted.inputs), planted.model(planted.inputs))
+
+
+@pytest.mark.parametrize("kind", ["forbids", "returns itself", "holds a lock"])
+def test_a_model_that_cannot_be_copied_is_kept_and_told(kind):
+    class Stubborn(nn.Sequential):
+        def __deepcopy__(self, memo):
+            if kind == "forbids":
+                raise TypeError("no copies")
+            return self
+
+    planted = plant(3)
+    model = planted.model
+    if kind == "holds a lock":
+        model.lock = threading.Lock()
+    else:
+        model = Stubborn(*planted.model)
+    view = observe(model, planted.gradients)
+    assert view.model is model
+    assert "the model cannot be copied (TypeError" in view.choice
+    result = bits(spear.invert(view))
+    changed_weight(model)
+    assert torch.equal(view.weight * 1.5, model[0].weight)
+    changed_weight(planted.model)
+    assert result == bits(spear.invert(plant(3).view))

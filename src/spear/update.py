@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from spear.errors import InvalidOption, InvalidUpdate, NoAttackableLayer
 from spear.layers import LayerReport, Relu, inspect_layers
 from spear.local_training import LocalTraining, descent, only_sgd
+from spear.snapshots import snapshot
 
 _BLOCK = 1 << 22  # entries looked at together: 4 M, so that a check never copies a large gradient
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -50,13 +51,14 @@ class LayerUpdate:
     """Every linear layer `observe` looked at, and why it was or was not taken."""
     training: LocalTraining | None = None
     model: nn.Module | None = field(default=None, repr=False)
-    """The model that `observe` was given: without it in `invert` there is no replay, but what it says
-    against a sample counts."""
+    """A copy of the model that `observe` was given, as it was then."""
     samples: int | None = None
     """How many samples the update was computed from, if that was told."""
     clipped_apart: bool = False
     """Were weight and bias gradient of a sample clipped by factors of their own? Then the bias gradient
     does not give its scale (Opacus' per-layer clipping)."""
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    """What `observe` had to do to read the model and the update, and what follows from it."""
 
     def __post_init__(self) -> None:
         problems = _problems(self)
@@ -84,7 +86,7 @@ class LayerUpdate:
                 where = "farther from" if i > names.index(self.layer) else "closer to"
                 too = f"attackable too ({report.why}), but {where} the data"
                 lines.append(f"not {report.name!r}: {too if report.attackable else report.why}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes])
 
     @property
     def next_gradient(self) -> Tensor | None:
@@ -136,6 +138,10 @@ def observe(
 ) -> LayerUpdate:
     """The attackable layer of a model, as it shows in an update.
 
+    A view is a snapshot: weights and gradients are copied, so training may go on in place. Views of
+    one state of a model share one copy of it. A model that Python cannot copy is kept as it is, and
+    `view.choice` says so: leave it unchanged until the view has been inverted.
+
     Args:
         model: the model with the weights the client was sent.
         gradients: FedSGD: one tensor per parameter, in the order of `model.parameters()`, or a dict
@@ -168,6 +174,7 @@ def observe(
         "proximal": proximal,
     }
     training = None
+    notes: list[str] = []
     if after is not None:
         only_sgd(optimizer)
         training = LocalTraining(lr, **options)  # type: ignore[arg-type]
@@ -182,13 +189,21 @@ def observe(
         named = _by_name(model, gradients)
     chosen, reports = _choose(model, inspect_layers(model), named, layer)
     assert chosen.relu is not None
-    module = model.get_submodule(chosen.name)
+    taken = snapshot(model)
+    module = taken.model.get_submodule(chosen.name)
     prefix = f"{chosen.name}." if chosen.name else ""
     attacked = {f"{prefix}weight", f"{prefix}bias"}
     assert isinstance(module, nn.Linear)
+    weight, bias = module.weight.detach(), module.bias.detach()
+    if taken.uncopied:
+        weight, bias = weight.clone(), bias.clone()
+        notes.append(
+            f"the model cannot be copied ({taken.uncopied}): leave it unchanged until this view has "
+            "been inverted"
+        )
     return LayerUpdate(
-        weight=module.weight.detach(),
-        bias=module.bias.detach(),
+        weight=weight,
+        bias=bias,
         weight_grad=named[f"{prefix}weight"],
         bias_grad=named[f"{prefix}bias"],
         relu=chosen.relu,
@@ -196,8 +211,9 @@ def observe(
         others={name: grad for name, grad in named.items() if name not in attacked},
         considered=reports,
         training=training,
-        model=model,
+        model=taken.model,
         samples=samples,
+        notes=tuple(notes),
     )
 
 
@@ -243,7 +259,7 @@ def _by_name(
                 f"expected {tuple(parameters[name].shape)}"
             )
         else:
-            present[name] = grad.detach()
+            present[name] = grad.detach().clone()  # p.grad is zeroed in place
     if problems:
         raise InvalidUpdate(problems)
     return present
