@@ -1,6 +1,7 @@
 import copy
 import gc
 import threading
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import spear
-from planted import plant
+from planted import plant, worst_error
 from spear import InvalidOption, InvalidUpdate, LayerUpdate, NoAttackableLayer, SpearError, observe
 from test_repeatability import bits
 
@@ -25,6 +26,12 @@ def parts(m=6, n=8, **changes):
     return {**tensors, **changes}
 
 
+def quantised(tensor):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch is giving them up
+        return torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -33,7 +40,12 @@ def parts(m=6, n=8, **changes):
         ({"weight": torch.randn(8)}, r"expected \(outputs, inputs\)"),
         ({"bias": None}, "cannot attack a layer without"),
         ({"bias_grad": None}, "gives each recovered input its scale"),
-        ({"bias": torch.randn(6).double()}, "expected one dtype"),
+        ({"weight_grad": torch.randn(6, 8) + 0j}, r"weight_grad is complex \(torch.complex64\)"),
+        ({"others": {"2.weight": torch.randn(6, 8) + 0j}}, "2.weight is complex"),
+        ({"others": {"2.weight": torch.randn(6, 8).to_sparse()}}, "2.weight: expected dense"),
+        ({"others": {"2.weight": torch.ones(6, 8).bool()}}, "2.weight is torch.bool"),
+        ({"weight": quantised(torch.randn(6, 8))}, "dequant"),
+        ({k: v.to("meta") for k, v in parts().items()}, "bias_grad is on the meta device"),
         ({"weight_grad": torch.full((6, 8), float("nan"))}, "weight_grad has NaN"),
         ({"bias_grad": torch.full((6,), float("inf"))}, "bias_grad has NaN or infinite"),
         ({"relu": "sometimes"}, "expected 'after', 'before' or 'both'"),
@@ -310,3 +322,139 @@ def test_a_model_that_cannot_be_copied_is_kept_and_told(kind):
     assert torch.equal(view.weight * 1.5, model[0].weight)
     changed_weight(planted.model)
     assert result == bits(spear.invert(plant(3).view))
+
+
+def embedded():
+    """An embedding with sparse gradients before the layer that is attacked, and its batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(50, 8, sparse=True), nn.Flatten(), nn.Linear(32, 60), nn.ReLU()
+    ).append(nn.Linear(60, 5))
+    words, y = torch.randint(50, (3, 4)), torch.tensor([0, 4, 2])
+    nn.functional.cross_entropy(model(words), y).backward()
+    return model, model[0](words).flatten(1)
+
+
+def test_sparse_gradients_are_made_dense():
+    model, x = embedded()
+    sparse = model[0].weight.grad
+    assert sparse.is_sparse
+    view = observe(model, [p.grad for p in model.parameters()])
+    assert view.layer == "2"
+    assert torch.equal(view.others["0.weight"], sparse.to_dense())
+    result = spear.invert(view)
+    assert result.outcome is spear.Outcome.EXACT
+    assert worst_error(result.inputs, x) < 1e-4
+
+
+def test_lazy_modules_and_models_without_numbers_are_told():
+    lazy = nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.Linear(6, 2))
+    with pytest.raises(InvalidUpdate, match=r"'0\.weight' has no shape yet .* one forward pass"):
+        observe(lazy, [None] * 4)
+    with pytest.raises(InvalidUpdate, match=r"'0\.weight' has no shape yet"):
+        observe(lazy, after={}, lr=0.1)
+    with torch.device("meta"):
+        empty = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+    with pytest.raises(InvalidUpdate, match=r"the model's '0\.weight' is on the meta device"):
+        observe(empty, [torch.zeros_like(p, device="cpu") for p in empty.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("convert", "message"),
+    [
+        (lambda g: g.long(), "the gradient of '2.weight' is torch.int64"),
+        (lambda g: g > 0, "the gradient of '2.weight' is torch.bool"),
+        (lambda g: g.to("meta"), "the gradient of '2.weight' is on the meta device"),
+        (quantised, "quantised .*dequantize"),
+    ],
+)
+def test_gradients_of_the_wrong_kind_are_told_by_name(convert, message):
+    planted = plant(3)
+    bad = {**planted.gradients, "2.weight": convert(planted.gradients["2.weight"])}
+    with pytest.raises(InvalidUpdate, match=message):
+        observe(planted.model, bad)
+
+
+def test_complex_parameters_elsewhere_are_left_out():
+    planted = plant(3)
+    planted.model.register_parameter("phase", nn.Parameter(torch.ones(2, dtype=torch.complex64)))
+    view = observe(planted.model, {**planted.gradients, "phase": torch.ones(2) + 0j})
+    assert "phase" not in view.others
+    assert "the gradient of 'phase' is complex: it is not compared" in view.choice
+
+
+@pytest.mark.parametrize("coarse", [["0.weight"], ["0.bias"], ["0.weight", "0.bias", "2.weight"]])
+def test_half_precision_beside_single(coarse):
+    planted = plant(3, m=100, n=40, seed=1)
+    sent = {n: g.half() if n in coarse else g for n, g in planted.gradients.items()}
+    view = observe(planted.model, sent)
+    assert view.weight.dtype == torch.float32
+    assert view.precision == torch.float16
+    assert observe(planted.model, planted.gradients).precision == torch.float32
+    result = spear.invert(view)
+    assert result.inputs.dtype == torch.float32
+    assert worst_error(result.inputs, planted.inputs) < 5e-3
+    assert result.outcome in (spear.Outcome.EXACT, spear.Outcome.APPROXIMATE, spear.Outcome.PARTIAL)
+
+
+def test_weights_in_half_precision_and_gradients_in_double():
+    planted = plant(3, m=100, n=40, seed=1)
+    for p in planted.model.parameters():
+        p.data = p.data.half().float()
+    exact = plant(3, m=100, n=40, seed=1, dtype=torch.float64)
+    exact.model.load_state_dict({n: v.double() for n, v in planted.model.state_dict().items()})
+    sent = torch.autograd.grad(
+        nn.functional.cross_entropy(exact.model(exact.inputs), exact.labels),
+        list(exact.model.parameters()),
+    )
+    result = spear.invert(observe(planted.model.half(), sent))
+    assert worst_error(result.inputs, exact.inputs) < 1e-9
+
+
+def test_a_difference_is_what_after_is():
+    planted = plant(3, dtype=torch.float64)
+    before = {n: p.detach().clone() for n, p in planted.model.named_parameters()}
+    after = {n: (1 - 0.1 * 0.01) * before[n] - 0.1 * planted.gradients[n] for n in before}
+    how = {"lr": 0.1, "epochs": 1, "weight_decay": 0.01}
+    by_weights = observe(planted.model, after=after, **how)
+    moved = {n: after[n] - before[n] for n in before}
+    for given in (
+        moved,
+        list(moved.values()),
+        {"0.weight": moved["0.weight"], "0.bias": moved["0.bias"]},
+    ):
+        view = observe(planted.model, difference=given, **how)
+        assert torch.allclose(view.weight_grad, by_weights.weight_grad, atol=1e-13)
+        assert torch.allclose(view.bias_grad, planted.gradients["0.bias"], atol=1e-13)
+        assert view.training == by_weights.training
+    assert view.others == {}
+
+
+def test_a_difference_of_state_dicts_has_buffers_too():
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    before = copy.deepcopy(model.state_dict())
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(4, 8)).square().mean().backward()
+    gradient = model[0].weight.grad.clone()
+    optimiser.step()
+    d = {n: value - before[n] for n, value in model.state_dict().items()}
+    model.load_state_dict(before)
+    view = observe(model, difference=d, lr=0.1, epochs=1)
+    assert torch.allclose(view.weight_grad, gradient, atol=1e-6)
+
+
+def test_wrong_differences_are_told():
+    planted = plant(3)
+    zero = {n: torch.zeros_like(g) for n, g in planted.gradients.items()}
+    with pytest.raises(InvalidUpdate, match="difference= is zero"):
+        observe(planted.model, difference=zero, lr=0.1)
+    with pytest.raises(InvalidOption, match="learning rate"):
+        observe(planted.model, difference=zero)
+    with pytest.raises(InvalidOption, match="got both after= and difference="):
+        observe(planted.model, after=zero, difference=zero, lr=0.1)
+    with pytest.raises(InvalidUpdate, match=r"the difference of '0\.weight' has shape"):
+        observe(planted.model, difference={"0.weight": torch.ones(2)}, lr=0.1)
+    with pytest.raises(InvalidUpdate, match="no parameter 'nope'"):
+        observe(planted.model, difference={"nope": torch.ones(2)}, lr=0.1)
+    with pytest.raises(InvalidOption, match=r"expected optimizer='sgd'"):
+        observe(planted.model, difference=zero, lr=0.1, optimizer="adam")
