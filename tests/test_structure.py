@@ -15,6 +15,7 @@ CORE = [
     "update",
     "streaming",
     "factors",
+    "penalty",
     "directions",
     "pool",
     "separation",
