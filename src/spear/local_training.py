@@ -24,7 +24,9 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         if not isinstance(self.lr, (int, float)) or not 0 < self.lr < float("inf"):
-            raise InvalidOption(f"after= needs the client's learning rate lr > 0, got {self.lr!r}")
+            raise InvalidOption(
+                f"after= and difference= need the client's learning rate lr > 0, got {self.lr!r}"
+            )
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -82,7 +84,7 @@ def descent(
                 f"the model's has {tuple(before.shape)}"
             )
         else:
-            sent_back = after[name].to(before.device, before.dtype)
+            sent_back = after[name].detach().to_dense().to(before.device, before.dtype)
             named[name] = (kept * before.detach() - sent_back) / training.lr
     known = set(model.state_dict())
     problems += [
@@ -96,3 +98,22 @@ def descent(
     if problems:
         raise InvalidUpdate(problems)
     return named
+
+
+def descent_by(
+    model: nn.Module, difference: Mapping[str, Tensor], training: LocalTraining
+) -> dict[str, Tensor]:
+    """The same from the weights' difference, after minus before, of all parameters or some."""
+    if not any(bool(moved.any()) for moved in difference.values()):
+        raise InvalidUpdate(
+            [
+                "difference= is zero: the client did not train, or a state dict was taken from itself "
+                "(state_dict() returns references: copy it before training)"
+            ]
+        )
+    lost = 1 - training.kept(training.epochs or 1)
+    before = {name: p.detach() for name, p in model.named_parameters()}
+    return {
+        name: -(lost * before[name] + moved.to(before[name].device)) / training.lr
+        for name, moved in difference.items()
+    }

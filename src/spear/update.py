@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import get_args
 
 import torch
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 
 from spear.errors import InvalidOption, InvalidUpdate, NoAttackableLayer
 from spear.layers import LayerReport, Relu, inspect_layers
-from spear.local_training import LocalTraining, descent, only_sgd
+from spear.local_training import LocalTraining, descent, descent_by, only_sgd
+from spear.snapshots import snapshot
 
 _BLOCK = 1 << 22  # entries looked at together: 4 M, so that a check never copies a large gradient
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NO_NUMBERS = "its tensors have shapes but no numbers; load them first"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +31,9 @@ class LayerUpdate:
         weight_grad: dL/dW, (m, n), summed or averaged over the batch.
         bias_grad: dL/db, (m,), likewise.
         relu: where the ReLU is: "after" the layer, "before" it, or "both".
+
+    The tensors may differ in dtype (weights in float32 and a gradient sent in float16, say). They are
+    not copied; `observe` does that.
 
     >>> view = LayerUpdate(
     ...     weight=torch.randn(6, 8), bias=torch.zeros(6),
@@ -50,13 +56,14 @@ class LayerUpdate:
     """Every linear layer `observe` looked at, and why it was or was not taken."""
     training: LocalTraining | None = None
     model: nn.Module | None = field(default=None, repr=False)
-    """The model that `observe` was given: without it in `invert` there is no replay, but what it says
-    against a sample counts."""
+    """A copy of the model that `observe` was given, as it was then."""
     samples: int | None = None
     """How many samples the update was computed from, if that was told."""
     clipped_apart: bool = False
     """Were weight and bias gradient of a sample clipped by factors of their own? Then the bias gradient
     does not give its scale (Opacus' per-layer clipping)."""
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    """What `observe` had to do to read the model and the update, and what follows from it."""
 
     def __post_init__(self) -> None:
         problems = _problems(self)
@@ -72,6 +79,11 @@ class LayerUpdate:
         return self.weight.shape[1]
 
     @property
+    def precision(self) -> torch.dtype:
+        """The coarser dtype of weight and bias gradient: what their rounding is judged by."""
+        return max(self.weight_grad.dtype, self.bias_grad.dtype, key=lambda d: torch.finfo(d).eps)
+
+    @property
     def choice(self) -> str:
         """In words: which layer was chosen, and why the others were not."""
         if self.layer is None:
@@ -84,7 +96,7 @@ class LayerUpdate:
                 where = "farther from" if i > names.index(self.layer) else "closer to"
                 too = f"attackable too ({report.why}), but {where} the data"
                 lines.append(f"not {report.name!r}: {too if report.attackable else report.why}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes])
 
     @property
     def next_gradient(self) -> Tensor | None:
@@ -124,6 +136,7 @@ def observe(
     gradients: Sequence[Tensor | None] | Mapping[str, Tensor | None] | None = None,
     *,
     after: Mapping[str, Tensor] | None = None,
+    difference: Sequence[Tensor | None] | Mapping[str, Tensor | None] | None = None,
     lr: float | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -136,14 +149,20 @@ def observe(
 ) -> LayerUpdate:
     """The attackable layer of a model, as it shows in an update.
 
+    A view is a snapshot: weights and gradients are copied, so training may go on in place. Views of
+    one state of a model share one copy of it. A model that Python cannot copy is kept as it is, and
+    `view.choice` says so: leave it unchanged until the view has been inverted.
+
     Args:
         model: the model with the weights the client was sent.
         gradients: FedSGD: one tensor per parameter, in the order of `model.parameters()`, or a dict
-            by parameter name (which may leave parameters out).
+            by parameter name (which may leave parameters out). Sparse ones are made dense.
         after: FedAvg instead: the state dict the client sent back, with its learning rate `lr`, and
             `epochs` and `batch_size` if known; `momentum` and `weight_decay` of its SGD, `proximal`
             (mu) of FedProx, if any. Other optimisers than SGD are refused: Adam and its like scale
             every entry on its own, and what they send has no low rank.
+        difference: the weights after minus those before instead, as a list or dict like `gradients`,
+            with the same options as `after`.
         samples: how many samples the update was computed from, if that was told: evidence against
             samples that merged or vanished.
         layer: the layer to attack; without it, the attackable one closest to the data.
@@ -155,10 +174,13 @@ def observe(
     attacking '0' (8 -> 6, ReLU after)
     not '2': attackable too (a ReLU stands before it: its inputs are sparse), but farther from the data
     """
-    if (gradients is None) == (after is None):
+    forms = {"gradients": gradients, "after=": after, "difference=": difference}
+    told = [form for form, value in forms.items() if value is not None]
+    if len(told) != 1:
+        got = ("both " if len(told) == 2 else "") + " and ".join(told)
         raise InvalidOption(
-            "expected either gradients (FedSGD) or after= and lr= (FedAvg), "
-            f"got {'both' if gradients is not None else 'neither'}"
+            "expected either gradients (FedSGD) or after= or difference=, and lr= (FedAvg), got "
+            f"{got or 'neither'}"
         )
     options = {
         "epochs": epochs,
@@ -167,28 +189,45 @@ def observe(
         "weight_decay": weight_decay,
         "proximal": proximal,
     }
+    _must_hold_numbers(model)
     training = None
-    if after is not None:
+    notes: list[str] = []
+    if gradients is None:
         only_sgd(optimizer)
         training = LocalTraining(lr, **options)  # type: ignore[arg-type]
-        named = descent(model, after, training)
     else:
         given = [name for name, value in {"lr": lr, **options}.items() if value]
         if given:
             raise InvalidOption(
-                f"{', '.join(given)} belong to after= (FedAvg); gradients need none"
+                f"{', '.join(given)} belong to after= and difference= (FedAvg); gradients need none"
             )
-        assert gradients is not None
-        named = _by_name(model, gradients)
+    if gradients is not None:
+        named = _by_name(model, gradients, "gradient", notes)
+    elif after is not None:
+        assert training is not None
+        named = descent(model, after, training)
+    else:
+        assert difference is not None
+        assert training is not None
+        moved = _by_name(model, _without_buffers(model, difference), "difference", notes)
+        named = descent_by(model, moved, training)
     chosen, reports = _choose(model, inspect_layers(model), named, layer)
     assert chosen.relu is not None
-    module = model.get_submodule(chosen.name)
+    taken = snapshot(model)
+    module = taken.model.get_submodule(chosen.name)
     prefix = f"{chosen.name}." if chosen.name else ""
     attacked = {f"{prefix}weight", f"{prefix}bias"}
     assert isinstance(module, nn.Linear)
+    weight, bias = module.weight.detach(), module.bias.detach()
+    if taken.uncopied:
+        weight, bias = weight.clone(), bias.clone()
+        notes.append(
+            f"the model cannot be copied ({taken.uncopied}): leave it unchanged until this view has "
+            "been inverted"
+        )
     return LayerUpdate(
-        weight=module.weight.detach(),
-        bias=module.bias.detach(),
+        weight=weight,
+        bias=bias,
         weight_grad=named[f"{prefix}weight"],
         bias_grad=named[f"{prefix}bias"],
         relu=chosen.relu,
@@ -196,18 +235,48 @@ def observe(
         others={name: grad for name, grad in named.items() if name not in attacked},
         considered=reports,
         training=training,
-        model=model,
+        model=taken.model,
         samples=samples,
+        notes=tuple(notes),
     )
 
 
+def _must_hold_numbers(model: nn.Module) -> None:
+    """Refuse models whose weights are not there yet."""
+    problems = []
+    for name, p in chain(model.named_parameters(), model.named_buffers()):
+        if nn.parameter.is_lazy(p):
+            problems.append(
+                f"the model's {name!r} has no shape yet (a lazy module): run one forward pass first, "
+                "then load the weights the client was sent"
+            )
+        elif p.device.type == "meta":
+            problems.append(f"the model's {name!r} is on the meta device: {_NO_NUMBERS}")
+    if problems:
+        raise InvalidUpdate(problems)
+
+
+def _without_buffers(
+    model: nn.Module, named: Sequence[Tensor | None] | Mapping[str, Tensor | None]
+) -> Sequence[Tensor | None] | Mapping[str, Tensor | None]:
+    """The difference of two state dicts has the buffers as well."""
+    if not isinstance(named, Mapping):
+        return named
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    return {name: value for name, value in named.items() if name not in buffers}
+
+
 def _by_name(
-    model: nn.Module, gradients: Sequence[Tensor | None] | Mapping[str, Tensor | None]
+    model: nn.Module,
+    gradients: Sequence[Tensor | None] | Mapping[str, Tensor | None],
+    what: str,
+    notes: list[str],
 ) -> dict[str, Tensor]:
+    """Copies of the gradients (or differences: `what` they are called) by parameter name."""
     parameters = dict(model.named_parameters())
     if isinstance(gradients, Tensor):
         raise InvalidUpdate(
-            ["expected a list or dict of gradients, one per parameter, got one tensor"]
+            [f"expected a list or dict of {what}s, one per parameter, got one tensor"]
         )
     if isinstance(gradients, Mapping):
         named = dict(gradients)
@@ -224,29 +293,40 @@ def _by_name(
         grads = list(gradients)
         if len(grads) not in (len(names), len(trainable)):
             raise InvalidUpdate(
-                [
-                    f"expected {len(names)} gradients, one per parameter of the model, got {len(grads)}"
-                ]
+                [f"expected {len(names)} {what}s, one per parameter of the model, got {len(grads)}"]
             )
         named = dict(zip(names if len(grads) == len(names) else trainable, grads, strict=True))
     problems, present = [], {}
     for name, grad in named.items():
         if grad is None:
             continue
-        if not isinstance(grad, Tensor):
-            problems.append(
-                f"the gradient of {name!r} is a {type(grad).__name__}, expected a tensor"
-            )
-        elif grad.shape != parameters[name].shape:
-            problems.append(
-                f"the gradient of {name!r} has shape {tuple(grad.shape)}, "
-                f"expected {tuple(parameters[name].shape)}"
-            )
+        problem = _tensor_problem(f"the {what} of {name!r}", grad, parameters[name].shape)
+        if problem:
+            problems.append(problem)
+        elif grad.is_complex():
+            notes.append(f"the {what} of {name!r} is complex: it is not compared")
         else:
-            present[name] = grad.detach()
+            # A copy, since p.grad is zeroed in place; as dense as the parameter itself is.
+            present[name] = grad.detach().clone().to_dense()
     if problems:
         raise InvalidUpdate(problems)
     return present
+
+
+def _tensor_problem(name: str, tensor: object, shape: torch.Size | None = None) -> str:
+    """Why a tensor cannot be part of an update, or nothing."""
+    if not isinstance(tensor, Tensor):
+        return f"{name} is a {type(tensor).__name__}, expected a tensor"
+    if tensor.is_quantized:
+        return f"{name} is quantised ({tensor.dtype}): call .dequantize() first"
+    if tensor.dtype not in _DTYPES and not tensor.is_complex():
+        kinds = "expected float64, float32, bfloat16 or float16"
+        return f"{name} is {tensor.dtype}, {kinds}: call .float() first"
+    if tensor.device.type == "meta":
+        return f"{name} is on the meta device: {_NO_NUMBERS}"
+    if shape is not None and tensor.shape != shape:
+        return f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}"
+    return ""
 
 
 def _choose(
@@ -310,13 +390,14 @@ def _problems(view: LayerUpdate) -> list[str]:
         problems.append(f"relu is {view.relu!r}, expected 'after', 'before' or 'both'")
     if problems:
         return problems
+    named = {**parts, **view.others}
     return (
         _shape_problems(view)
-        or _kind_problems(parts)
+        or _kind_problems(parts, view.others)
         or [
             f"{name} has NaN or infinite entries: the client's training diverged, its noise or half "
             "precision overflowed, or the file is damaged"
-            for name, part in {**parts, **view.others}.items()
+            for name, part in named.items()
             if not _finite(part)
         ]
     )
@@ -336,19 +417,18 @@ def _shape_problems(view: LayerUpdate) -> list[str]:
     ]
 
 
-def _kind_problems(parts: Mapping[str, Tensor]) -> list[str]:
-    problems = []
-    dtypes = {name: part.dtype for name, part in parts.items()}
-    if len(set(dtypes.values())) > 1:
-        listed = ", ".join(f"{name}: {dtype}" for name, dtype in dtypes.items())
-        problems.append(f"expected one dtype for weights and gradients, got {listed}; convert them")
-    for name, dtype in dtypes.items():
-        if dtype not in _DTYPES:
-            problems.append(f"{name} is {dtype}, expected float64, float32, bfloat16 or float16")
+def _kind_problems(parts: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
+    problems = [_tensor_problem(name, part) for name, part in {**parts, **others}.items()]
+    problems = [problem for problem in problems if problem]
+    problems += [
+        f"{name} is complex ({part.dtype}): SPEAR attacks real layers only"
+        for name, part in {**parts, **others}.items()
+        if part.is_complex()
+    ]
     devices = {str(part.device) for part in parts.values()}
     if len(devices) > 1:
         problems.append(f"expected all tensors on one device, got {', '.join(sorted(devices))}")
-    layouts = [name for name, part in parts.items() if part.layout != torch.strided]
+    layouts = [n for n, part in {**parts, **others}.items() if part.layout != torch.strided]
     if layouts:
         problems.append(f"{', '.join(layouts)}: expected dense tensors; call .to_dense()")
     return problems
