@@ -69,7 +69,7 @@ def judged(result: spear.Inversion, drawn: Case, door: str) -> dict[str, Any]:
         "unproved": False,
         "worst": None,
         "worst_certified": None,
-        "noise": drawn.noise_label or drawn.settings.get("dtype", "float32"),
+        "noise": drawn.error_label,
         "calibration": None,
     }
     if drawn.truth is None or not len(result.inputs):

@@ -42,7 +42,17 @@ class Case:
     columns: Tensor | None = None  # (b, m): each sample's dL/dz as it went into the update
     seen: Tensor | None = None  # (b, n): what the layer's gradients say the inputs are, if not x
     noise: float = 0.0  # of the update, beside its rounding: the largest singular value
-    noise_label: str = ""  # for the table of predicted errors; the precision unless given
+    noise_label: str = ""  # for the table of predicted errors
+
+    @property
+    def error_label(self) -> str:
+        """The kind of errors that are to be expected: noise, or something no noise tells."""
+        if self.seen is not None:
+            return "another scale"
+        training = self.view.training
+        if self.noise_label or training is None:
+            return self.noise_label or str(self.view.weight.dtype)[6:]
+        return "FedAvg, one step" if training.one_step else "FedAvg, several steps"
 
     @property
     def bare(self) -> spear.LayerUpdate:

@@ -76,8 +76,13 @@ def cancellation(rng: Random) -> Case:
         source=rng.choice(["gauss", "gauss", "cifar10", "mnist", "adult"]),
         biases="default",
     )
+    alike = rng.choice([0.0, 0.0, 0.1, 0.3, 0.5])
+    if alike:  # samples that share most of their cell with another
+        more = one.x + alike * (one.x.roll(1, 0) - one.x)
+        count = len(more) // 2
+        one = one.with_batch(torch.cat([one.x, more[:count]]), torch.cat([one.y, one.y[:count]]))
     loss, targets = binary(one, loss_kind, rng)
-    return one.case(one.sent(loss, targets), told=told(rng, loss), loss=loss_kind)
+    return one.case(one.sent(loss, targets), told=told(rng, loss), loss=loss_kind, alike=alike)
 
 
 def opposite_labels(rng: Random) -> Case:

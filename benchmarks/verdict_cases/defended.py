@@ -51,13 +51,14 @@ def pruned(rng: Random) -> Case:
     how = rng.choice(["smallest", "smallest", "random", "rows"])
     update = one.gradients()
     if how == "smallest":
-        return one.case(defences.prune(update, share), share=share, how=how)
+        case = one.case(defences.prune(update, share), share=share, how=how)
+        return replace(case, noise_label="pruned")
     g = generator(rng)
     for name, tensor in update.items():
         shape = tensor.shape[:1] if how == "rows" else tensor.shape
         keep = (torch.rand(shape, generator=g) >= share).to(tensor)
         update[name] = tensor * (keep if keep.ndim == tensor.ndim else keep[:, None])
-    return one.case(update, share=share, how=how)
+    return replace(one.case(update, share=share, how=how), noise_label="pruned")
 
 
 def quantised(rng: Random) -> Case:
@@ -110,7 +111,8 @@ def local_training(rng: Random) -> Case:
     }
     settings["lie"] = lie
     known = {"pixels": one.pixels, "span": one.span, "columns": one.sent().columns}
-    return Case(view, one.model, one.x, settings, noise_label="FedAvg", **known)
+    label = "FedAvg, told wrongly" if lie else ""
+    return Case(view, one.model, one.x, settings, noise_label=label, **known)
 
 
 def clipped(rng: Random) -> Case:

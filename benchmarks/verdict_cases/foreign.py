@@ -70,7 +70,8 @@ def other_model(rng: Random) -> Case:
         parameters = list(client_model.parameters())
         gradients = torch.autograd.grad(cross_entropy(client_model(one.x), one.y), parameters)
     names = [name for name, _ in one.model.named_parameters()]
-    return one.case(dict(zip(names, gradients, strict=True)), **settings)
+    case = one.case(dict(zip(names, gradients, strict=True)), **settings)
+    return replace(case, noise_label="other weights")
 
 
 def stitched(rng: Random) -> Case:
@@ -103,7 +104,7 @@ def stitched(rng: Random) -> Case:
     if how == "layers" or unchanged:
         return one.case(mixed, how=how)  # all that the layer shows is the first client's
     truth = torch.cat([one.x, two.x])
-    return replace(one.case(mixed, how=how), truth=truth, columns=None)
+    return replace(one.case(mixed, how=how), truth=truth, columns=None, noise_label="two clients")
 
 
 def adversarial(rng: Random) -> Case:

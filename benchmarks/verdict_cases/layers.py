@@ -62,7 +62,8 @@ def broken_rows(rng: Random) -> Case:
     with torch.no_grad():
         if kind == "tied":
             other = rng.randrange(len(layer.weight))
-            layer.weight[rows], layer.bias[rows] = layer.weight[other], layer.bias[other]
+            layer.weight[rows] = layer.weight[other].clone()
+            layer.bias[rows] = layer.bias[other].clone()
         elif kind in ("dead", "always on"):
             layer.bias[rows] = -1e3 if kind == "dead" else 1e3
         elif kind == "zero weights":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import torch
@@ -65,7 +66,8 @@ def penalties(rng: Random) -> Case:
 
     tell = rng.random() < 0.5
     more = {"kind": kind, "over": over, "strength": float(f"{strength:.0e}"), "tell": tell}
-    return one.case(one.sent(loss), told=loss if tell else None, **more)
+    case = one.case(one.sent(loss), told=loss if tell else None, **more)
+    return replace(case, noise_label="penalties")
 
 
 def class_weights(rng: Random) -> Case:

@@ -140,7 +140,8 @@ def foreign_rows(rng: Random) -> Case:
     if not changed:  # both were off there
         return one.case(a, kind=kind)
     columns = torch.cat([a.columns, torch.zeros_like(b.columns)])
-    return replace(one.case(a.changed(mixed), kind=kind), truth=truth, columns=columns)
+    known = {"truth": truth, "columns": columns, "noise_label": "two clients"}
+    return replace(one.case(a.changed(mixed), kind=kind), **known)
 
 
 def wrong_number(rng: Random) -> Case:

@@ -33,7 +33,7 @@ def returned(one: Client, after: Update, told: dict[str, Any], **more: Any) -> C
     """The case of weights that a client sends back."""
     case = one.case(one.sent(), **more)
     view = spear.observe(one.model, after=after, **told)
-    return replace(case, view=view, noise_label="FedAvg")
+    return replace(case, view=view)
 
 
 def wrong_rate(rng: Random) -> Case:
@@ -44,7 +44,8 @@ def wrong_rate(rng: Random) -> Case:
     lie = rng.choice([1.0, 1.001, 1.003, 1.01, 1.03, 1.1, 0.99])
     options = {"lr": lr, "epochs": epochs, "momentum": momentum}
     after = fedavg(one.model, one.x, one.y, **options)
-    return returned(one, after, {**options, "lr": lr * lie}, **options, lie=lie)
+    case = returned(one, after, {**options, "lr": lr * lie}, **options, lie=lie)
+    return case if lie == 1 else replace(case, noise_label="FedAvg, told wrongly")
 
 
 def autocast(rng: Random) -> Case:
@@ -96,7 +97,8 @@ def stale(rng: Random) -> Case:
         for p in client_model.parameters():
             step = torch.randn(p.shape, generator=g).to(p)
             p.add_(change * (p.abs().mean() + 1e-12) * step)
-    return one.case(backward(client_model, one.x, one.y), change=rounded(change))
+    case = one.case(backward(client_model, one.x, one.y), change=rounded(change))
+    return replace(case, noise_label="other weights")
 
 
 def odd_optimisers(rng: Random) -> Case:
@@ -147,6 +149,7 @@ def odd_optimisers(rng: Random) -> Case:
         before = one.model.state_dict()
         after = {name: before[name] + 0.5 * (t - before[name]) for name, t in after.items()}
     case = returned(one, after, told, kind=kind, lr=lr)
+    case = replace(case, noise_label="FedAvg, told wrongly")
     if kind == "momentum":  # the other round's samples are in it, too
         rest = 0.9 * backward(one.model, other, one.y).columns
         both = {"truth": torch.cat([one.x, other]), "columns": torch.cat([case.columns, rest])}
