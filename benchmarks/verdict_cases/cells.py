@@ -8,7 +8,16 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
-from verdict_cases.base import Case, Client, Loss, cross_entropy, generator, normal, party
+from verdict_cases.base import (
+    Case,
+    Client,
+    Loss,
+    cross_entropy,
+    drawn,
+    generator,
+    normal,
+    party,
+)
 
 BINARY = ("bce", "bce", "two classes", "mse")
 
@@ -78,7 +87,8 @@ def cancellation(rng: Random) -> Case:
     )
     alike = rng.choice([0.0, 0.0, 0.1, 0.3, 0.5])
     if alike:  # samples that share most of their cell with another
-        more = one.x + alike * (one.x.roll(1, 0) - one.x)
+        fresh = drawn(one.source, len(one.x), rng)[0].to(one.x)
+        more = one.x + alike * (fresh - one.x)
         count = len(more) // 2
         one = one.with_batch(torch.cat([one.x, more[:count]]), torch.cat([one.y, one.y[:count]]))
     loss, targets = binary(one, loss_kind, rng)
