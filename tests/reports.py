@@ -12,10 +12,17 @@ from torch import nn
 import spear
 from spear.audit.truth import compare
 from spear.inversion import Outcome
-from spear.judge import Proof
+from spear.judge import Cause, Proof
 from spear.report import Drawing, Finding, Level, Look, Remark, Report, Table
 
 LOOK = Look((3, 8, 8), (0.5,), (0.25,))
+CAUSES = {
+    Outcome.EXACT: Cause.PROVED,
+    Outcome.PARTIAL: Cause.MIXED,
+    Outcome.APPROXIMATE: Cause.IMPRECISE,
+    Outcome.INCONCLUSIVE: Cause.NO_GAP,
+    Outcome.FAILED: Cause.NOISE,
+}
 
 
 def finding(
@@ -48,6 +55,8 @@ def finding(
         "look": look,
         "truth": truth,
         "notes": ("The update was taken for one step of plain SGD.",),
+        "cause": CAUSES[outcome],
+        "assumptions": ("no samples merged into one",) if sure else (),
     }
     return Finding(**{**content, **more})
 
@@ -95,7 +104,13 @@ def tabular(true=False):
 
 def flower(count=40):
     """Many findings over rounds and clients, of all outcomes."""
-    outcomes = [Outcome.EXACT, Outcome.FAILED, Outcome.PARTIAL, Outcome.APPROXIMATE, Outcome.FAILED]
+    outcomes = [
+        Outcome.EXACT,
+        Outcome.FAILED,
+        Outcome.PARTIAL,
+        Outcome.APPROXIMATE,
+        Outcome.INCONCLUSIVE,
+    ]
     findings = []
     for i in range(count):
         outcome = outcomes[i % 5]
@@ -176,14 +191,26 @@ def _plot():
 
 
 def failure():
+    """Nothing came back."""
+    return _nothing(Outcome.FAILED, "the gradient is noise: no sample stands out of it")
+
+
+def inconclusive():
     """Nothing came back, and nothing is known of the batch."""
+    return _nothing(
+        Outcome.INCONCLUSIVE,
+        "the spectrum shows no gap, so the batch has as many samples as min(m, n) = 40 or more",
+    )
+
+
+def _nothing(outcome, reason):
     nothing = finding(
         0,
         0,
-        outcome=Outcome.FAILED,
+        outcome=outcome,
         true=False,
         batch_size=None,
-        reason="the spectrum shows no gap, so the batch has as many samples as min(m, n) = 40 or more",
+        reason=reason,
         stats={"factorise": 0.01},
         notes=(),
     )
@@ -204,5 +231,6 @@ def every():
         "audit": audit(),
         "redacted": exact().redacted(),
         "failure": failure(),
+        "inconclusive": inconclusive(),
         "bare": Report("check", "Nothing yet", "Nothing was attacked."),
     }

@@ -49,7 +49,7 @@ def test_the_demo_says_when_it_fails(tmp_path):
         str(tmp_path),
     )
     assert done.returncode == 1
-    assert "FAILED" in done.stdout
+    assert "INCONCLUSIVE" in done.stdout  # with more time it may find them
     assert "max_seconds" in done.stdout
 
 

@@ -21,6 +21,7 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, Result
 
+import reports
 import spear
 from flower_federation import (
     BATCH,
@@ -38,11 +39,15 @@ from flower_federation import (
     truth,
     weights,
 )
-from spear.errors import InvalidOption
+from spear.errors import InvalidOption, InvalidUpdate
 from spear.federated import fedavg, fedsgd
-from spear.integrations.flower import Audited, what_leaves
+from spear.integrations.flower import Audited, examiner, what_leaves
+from spear.integrations.flower.examined import Examined
 from spear.integrations.flower.hints import unlike
+from spear.integrations.flower.journal import headline
+from spear.integrations.flower.training import Training
 from spear.inversion import Outcome
+from spear.judge import Cause
 from spear.report import Level, Look
 
 ONE = NODES[:1]  # where more clients would only repeat what one shows
@@ -185,7 +190,7 @@ def test_noise_of_the_client_is_in_what_is_judged():
     strategy = audited()
     run(strategy, client_app(mods=[local_dp]))
     for finding in strategy.report.findings:
-        assert finding.outcome in (Outcome.FAILED, Outcome.APPROXIMATE)
+        assert finding.outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE, Outcome.APPROXIMATE)
         assert not any(finding.certified)
 
 
@@ -262,13 +267,52 @@ def assert_called_wrong(strategy, cure):
     """Nothing is guessed about what clients send, and no all-clear given."""
     report = strategy.report
     assert "EXACT" not in outcomes(strategy)
-    assert "3 cannot be judged, because sends= looks wrong" in report.headline
+    assert set(outcomes(strategy)) == {"INCONCLUSIVE"}
+    assert "3 gave no answer, because sends= looks wrong" in report.headline
     assert "nothing" not in report.headline
     assert subjects(strategy, Level.EXPOSED) == ["sends= looks wrong"]
     assert {row[2] for row in report.tables[0].rows} == {"sends= looks wrong"}
     for finding in report.findings:
-        assert finding.reason.startswith("not judged: the reply is ")
+        assert finding.reason.startswith("the reply is ")
+        assert (finding.cause, finding.recovered) == (Cause.UNFIT, 0)
         assert any(cure in note for note in finding.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"epochs": 1}, BATCH),
+        ({"epochs": 1, "batch_size": BATCH}, BATCH),
+        ({"epochs": 1, "aggregate": True}, 3 * BATCH),
+        ({}, None),  # nobody said that the step was on all of them
+        ({"epochs": 2}, None),
+        ({"epochs": 1, "batch_size": 4}, None),
+        ({"epochs": 1, "sends": "gradient"}, None),  # it may be that of a part
+    ],
+)
+def test_the_number_of_examples_is_told_where_it_is_that_of_the_update(options, told, monkeypatch):
+    seen = []
+
+    def look(view, **given):
+        seen.append(view.samples)
+        raise InvalidUpdate(["enough was seen"])
+
+    monkeypatch.setattr(examiner, "invert", look)
+    run(audited(**options))
+    assert set(seen) == {told}
+
+
+def test_findings_are_ranked_by_what_they_mean_for_the_client():
+    """Before all stands what the user has to put right; of two readings the worse one counts."""
+    found = {outcome: reports.finding(outcome=outcome) for outcome in Outcome}
+    examined = [Examined(found[outcome], Training()) for outcome in Outcome]
+    examined.append(Examined(found[Outcome.INCONCLUSIVE], Training(), unlike="it is a gradient"))
+    assert headline(examined, "reply") == (
+        "Of 6 audited replies, 1 gave no answer, because sends= looks wrong; 1 gave away every "
+        "sample, exactly and proved; 1 gave away some samples exactly; 1 gave away approximate "
+        "samples; 1 gave no answer, one way or the other; 1 gave away nothing that this attack can "
+        "find."
+    )
 
 
 def test_weights_under_much_noise_are_still_weights():
@@ -350,7 +394,7 @@ def test_several_local_epochs_are_repeated():
     strategy = audited(epochs=5)
     run(strategy, client_app(five), nodes=ONE)
     for finding in strategy.report.findings:
-        assert finding.outcome is not Outcome.FAILED
+        assert finding.outcome not in (Outcome.FAILED, Outcome.INCONCLUSIVE)
         assert min(finding.truth.psnr) >= 60
     assert "Several local steps" in subjects(strategy)
 
@@ -503,9 +547,10 @@ def test_a_client_that_crashes():
         strategy = audited(redact=redact)
         result, _ = run(strategy, client_app(crash))
         assert result.arrays is not None
-        assert sorted(outcomes(strategy)) == ["EXACT", "EXACT", "FAILED"]
-        reasons = [f.reason for f in strategy.report.findings if f.outcome is Outcome.FAILED]
-        assert reasons == [f"not attacked: the client answered with an error{said}"]
+        assert sorted(outcomes(strategy)) == ["EXACT", "EXACT", "INCONCLUSIVE"]
+        (lost,) = [f for f in strategy.report.findings if f.outcome is Outcome.INCONCLUSIVE]
+        assert lost.reason == f"not attacked: the client answered with an error{said}"
+        assert lost.cause is Cause.NOT_ATTACKED
 
 
 def test_the_report_is_on_disk_while_the_run_goes_on(tmp_path):
@@ -724,8 +769,8 @@ def test_the_quickstart_gets_an_honest_answer(examples):
         assert "lr = 0.1, read from the train config" in finding.notes
         assert finding.layer.startswith("attacking 'fc1' (400 -> 120, ReLU both)")
         if examples == 160:
-            assert finding.outcome is Outcome.FAILED
-            assert "the spectrum shows no gap" in finding.reason
+            assert finding.outcome is Outcome.INCONCLUSIVE
+            assert finding.cause is Cause.NO_GAP
         else:  # one step on few pictures: features come back, and are called that
             assert "activations computed from the data" in finding.reason
             assert "features (activations of 'fc1') of" in strategy.report.headline

@@ -3,8 +3,10 @@
 import contextlib
 import copy
 import dataclasses
+import itertools
 import json
 import math
+import re
 import sys
 from importlib import resources
 from pathlib import Path
@@ -22,8 +24,8 @@ import spear
 from spear.audit.truth import compare
 from spear.errors import InvalidOption, InvalidReport, MissingExtra
 from spear.inversion import Outcome
-from spear.judge import Proof
-from spear.report import Drawing, Finding, Level, Look, Remark, Report, Table, Truth
+from spear.judge import Cause, Proof
+from spear.report import Drawing, Finding, Level, Look, Remark, Report, Table, Truth, words
 from spear.report import page as pages
 from spear.report.document import dump
 
@@ -92,7 +94,8 @@ def findings(draw):
         draw(st.none() | truths(b, k, n)),
         tuple(draw(st.lists(text, max_size=2))),
         draw(st.booleans()),
-        draw(st.booleans()),
+        draw(st.none() | st.sampled_from(Cause)),
+        tuple(draw(st.lists(text, max_size=2))),
     )
 
 
@@ -219,7 +222,8 @@ def nested(depth):
 
 FIRST = ("findings", 0)
 CHANGES = {
-    "schema": put("schema", value="spear.report/2"),
+    "newer schema": put("schema", value="spear.report/3"),
+    "older schema": put("schema", value="spear.report/1"),
     "no schema": lambda content: content.pop("schema"),
     "no findings": lambda content: content.pop("findings"),
     "findings no list": put("findings", value={}),
@@ -231,6 +235,10 @@ CHANGES = {
     "no outcome": put("outcome", value=None),
     "unknown outcome": put(*FIRST, "outcome", value="perhaps"),
     "outcome a list": put(*FIRST, "outcome", value=[1]),
+    "unknown cause": put(*FIRST, "cause", value="the weather"),
+    "cause a list": put(*FIRST, "cause", value=[1]),
+    "no assumptions": put(*FIRST, "assumptions", value=None),
+    "assumptions no words": put(*FIRST, "assumptions", value=[3]),
     "title a number": put("title", value=5),
     "name missing": put(*FIRST, "name", value=None),
     "name a list": put(*FIRST, "name", value=["x"]),
@@ -284,6 +292,93 @@ CHANGES = {
 }
 
 
+OLD = Path(__file__).parent / "golden" / "report-1.json"
+
+
+def test_reports_of_schema_1_are_read():
+    """What could not be judged, or came back without a proof, cannot be told today."""
+    report = spear.load(OLD)
+    assert report.outcome is Outcome.EXACT
+    assert {found.name: (found.outcome, found.cause) for found in report.findings} == {
+        "exact": (Outcome.EXACT, None),
+        "partial": (Outcome.PARTIAL, None),
+        "approximate": (Outcome.APPROXIMATE, None),
+        "likely exact": (Outcome.APPROXIMATE, None),
+        "candidates": (Outcome.INCONCLUSIVE, None),
+        "nothing": (Outcome.FAILED, None),
+        "sends= was wrong": (Outcome.INCONCLUSIVE, Cause.UNFIT),
+        "sends= was wrong, and something came back": (Outcome.INCONCLUSIVE, Cause.UNFIT),
+        "not attacked": (Outcome.INCONCLUSIVE, Cause.NOT_ATTACKED),
+    }
+    assert not any(found.assumptions for found in report.findings)
+    assert "Cannot tell" in report.page()
+
+
+def test_a_report_of_schema_1_is_saved_as_one_of_today(tmp_path, validator):
+    report = spear.load(OLD)
+    report.save(tmp_path / "report.json")
+    content = json.loads((tmp_path / "report.json").read_bytes())
+    validator.validate(content)
+    assert content["schema"] == "spear.report/2"
+    assert same(spear.load(tmp_path / "report.json"), report)
+
+
+def test_the_worst_of_a_report_of_schema_1_is_that_of_today(tmp_path):
+    content = json.loads(OLD.read_bytes())
+    content["findings"] = [one for one in content["findings"] if one["outcome"] == "failed"]
+    content["outcome"] = "failed"
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert spear.load(path).outcome is Outcome.INCONCLUSIVE
+    content |= {"outcome": "approximate", "overall": "approximate"}  # a sweep: these are examples
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert spear.load(path).outcome is Outcome.APPROXIMATE
+
+
+OLD_CHANGES = {
+    "other outcome": put("outcome", value="partial"),
+    "an outcome of today": put(*FIRST, "outcome", value="inconclusive"),
+    "findings no list": put("findings", value={}),
+    "finding no mapping": put("findings", value=[3]),
+    "judged a word": put(*FIRST, "judged", value="yes"),
+    "not judged": lambda content: content["findings"][0].pop("judged"),
+    "a field of today": put(*FIRST, "cause", value="proved"),
+}
+
+
+@pytest.mark.parametrize("change", OLD_CHANGES)
+def test_damage_of_schema_1_is_told(change, tmp_path):
+    content = json.loads(OLD.read_bytes())
+    OLD_CHANGES[change](content)
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(InvalidReport, match=r"report\.json"):
+        spear.load(path)
+
+
+def test_the_schema_lists_every_outcome_and_cause(validator):
+    parts = validator.schema["$defs"]
+    outcomes = {outcome.value for outcome in Outcome}
+    assert set(parts["outcome"]["enum"]) == outcomes
+    assert set(parts["report"]["properties"]["overall"]["enum"]) == outcomes | {None}
+    causes = {cause.value for cause in Cause}
+    assert set(parts["finding"]["properties"]["cause"]["enum"]) == causes | {None}
+
+
+def test_the_worst_for_the_client_counts():
+    """Exact, partial, approximate; then what cannot be told, then nothing."""
+    order = ["EXACT", "PARTIAL", "APPROXIMATE", "INCONCLUSIVE", "FAILED"]
+    for worst, better in itertools.pairwise(order):
+        found = [reports.finding(outcome=Outcome[name]) for name in (better, worst)]
+        assert Report("flower", "", "", tuple(found)).outcome is Outcome[worst]
+
+
+def test_redaction_keeps_what_a_verdict_rests_on():
+    found = KINDS["redacted"].findings[0]
+    assert found.assumptions == KINDS["exact"].findings[0].assumptions != ()
+    assert found.cause is Cause.PROVED
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_damage_is_told(change, tmp_path):
     path = tmp_path / "report.json"
@@ -301,6 +396,7 @@ def test_damage_is_told(change, tmp_path):
         b"[]",
         b"[" * 200_000,
         b'{"schema":"spear.report/1"}',
+        b'{"schema":"spear.report/2"}',
         dump(KINDS["exact"]).encode().replace(b"0.01", b"1e999"),
         dump(KINDS["exact"]).encode().replace(b"0.01", b"NaN"),
         dump(KINDS["exact"]).encode().replace(b"0.01", b"9" * 5000),
@@ -312,6 +408,7 @@ def test_damage_is_told(change, tmp_path):
         "null",
         "list",
         "deep",
+        "bare, old",
         "bare",
         "too large",
         "nan",
@@ -414,3 +511,63 @@ def test_a_page_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(MissingExtra, match="jinja2"):
         KINDS["failure"].page()
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("outcome", [outcome.value for outcome in Outcome])
+def test_every_outcome_has_an_icon_and_colours_that_can_be_read(outcome, scheme):
+    pytest.importorskip("jinja2", reason="needs the cli extra")
+    page = KINDS["failure"].page()
+    assert page.count(f'id="icon-{outcome}"') == 1
+    assert f".tone-{outcome} {{" in page
+    assert f"--{outcome}-tint: #fff;" in page  # on paper
+
+    def luminance(name):
+        both = re.search(rf"--{name}: light-dark\(#(\w+), #(\w+)\)", page)
+        bright = [int(both[scheme + 1][i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in bright]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    ground = luminance(f"{outcome}-tint")
+    for word in (outcome, "ink", "soft"):
+        dark, light = sorted((luminance(word), ground))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, word
+
+
+def test_a_page_says_what_a_verdict_rests_on():
+    pytest.importorskip("jinja2", reason="needs the cli extra")
+    found = reports.finding(assumptions=("no samples <merged>", "cross-entropy"))
+    page = Report("inversion", "", found.headline, (found,)).redacted().page()
+    listed = re.search(r"<p>Rests on, and could not be tested:</p>\s*<ul>(.*?)</ul>", page)
+    assert re.findall(r"<bdi>(.*?)</bdi>", listed[1]) == [
+        "no samples &lt;merged&gt;",
+        "cross-entropy",
+    ]
+    assert "Rests on" not in KINDS["failure"].page()
+
+
+def test_samples_that_only_lack_the_proof_are_called_likely_exact():
+    found = reports.finding(outcome=Outcome.APPROXIMATE, approximate=(False,) * 4)
+    assert found.headline == "4 of 4 samples were recovered, likely exactly; nothing proves it."
+    likely = Report("inversion", "", "", (found,))
+    assert words.verdict(likely).name == "Recovered, not proved (likely exact)"
+    blurred = reports.finding(outcome=Outcome.APPROXIMATE)
+    both = words.verdict(Report("flower", "", "", (found, blurred)))
+    assert (both.name, both.tone) == ("Recovered approximately", "approximate")
+
+
+def test_what_cannot_be_told_is_neither_leaked_nor_safe():
+    one = words.verdict(KINDS["inconclusive"])
+    assert (one.tone, one.name) == ("inconclusive", "Cannot tell")
+    assert "one way or the other" in one.meaning
+    findings = (*KINDS["failure"].findings, *KINDS["inconclusive"].findings)
+    assert words.verdict(Report("flower", "", "", findings)).tone == "inconclusive"
+    assert KINDS["inconclusive"].headline == "What this update gives away cannot be told."
+
+
+def test_updates_that_were_not_attacked_are_not_counted_as_such():
+    pytest.importorskip("jinja2", reason="needs the cli extra")
+    attacked, left = reports.finding(), KINDS["inconclusive"].findings[0]
+    left = dataclasses.replace(left, cause=Cause.NOT_ATTACKED)
+    page = Report("flower", "", "", (attacked, left)).page()
+    assert "<dt>update attacked</dt><dd>1</dd>" in page

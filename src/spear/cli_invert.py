@@ -22,12 +22,21 @@ from spear.inversion import FINDERS, Outcome
 from spear.report import Finding, Look, Report
 from spear.report.files import check_replaceable
 from spear.report.saving import save_inputs
+from spear.report.words import ASSUMPTIONS
 
 _COLOURS = {
     Outcome.EXACT: "red",  # for whoever audits, an exact recovery is the bad news
     Outcome.PARTIAL: "red",
     Outcome.APPROXIMATE: "yellow",
+    Outcome.INCONCLUSIVE: "magenta",
     Outcome.FAILED: "green",
+}
+_EXIT_CODES = {
+    Outcome.EXACT: 20,
+    Outcome.PARTIAL: 10,
+    Outcome.APPROXIMATE: 10,
+    Outcome.INCONCLUSIVE: 30,
+    Outcome.FAILED: 0,
 }
 _SHOWN = 20  # samples in the terminal's table; the report has all
 _WHAT, _HOW, _WRITE, _SEARCH = "What was sent", "How clients train", "What to write", "The search"
@@ -40,7 +49,8 @@ EPILOG = """Examples:
 
   spear invert --weights before.npz --after after.npz --lr 0.01 --epochs 5 --json result.json
 
-Exit codes: 0 nothing recovered, 10 partly, 20 exact, 2 bad input, 130 interrupted."""
+Exit codes: 0 nothing recovered, 10 partly or approximately, 20 exact, 30 cannot tell, 2 bad input,
+130 interrupted."""
 
 
 def invert(
@@ -80,6 +90,17 @@ def invert(
         str | None,
         typer.Option(
             help="cross-entropy, bce, mse or package.module:function.", rich_help_panel=_HOW
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            "--samples",
+            "-b",
+            min=1,
+            help="How many samples the update was computed from, if you know it: helps to prove that "
+            "none is missing.",
+            rich_help_panel=_HOW,
         ),
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.", rich_help_panel=_HOW)] = None,
@@ -167,7 +188,7 @@ def invert(
             f"{', '.join(_option(name) for name in training)}: these belong to --after (FedAvg); "
             "gradients need none of them"
         )
-    files = UpdateFiles(weights, update, after, training, model, layer, loss)
+    files = UpdateFiles(weights, update, after, training, model, layer, loss, samples)
     look = None if shape is None else parse_look(shape, mean, std)
     for path in (json, report, out and out / "recovered.safetensors"):
         writable(path, weights, update, after, truth)
@@ -194,14 +215,7 @@ def invert(
     for path in [] if quiet else written:
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
     interrupted = finding.stats.get("interrupted")
-    raise typer.Exit(130 if interrupted else exit_code(finding))
-
-
-def exit_code(finding: Finding) -> int:
-    """20 exact, 10 for anything less that came back, proved or not, 0 for nothing."""
-    if finding.outcome is Outcome.EXACT:
-        return 20
-    return 10 if finding.recovered else 0
+    raise typer.Exit(130 if interrupted else _EXIT_CODES[finding.outcome])
 
 
 def parse_look(shape: str, mean: str, std: str) -> Look:
@@ -273,15 +287,24 @@ def show_finding(console: Console, finding: Finding, *, quiet: bool, verbose: bo
         if verbose:
             console.print(_stages(finding))
     colour = _COLOURS[finding.outcome]
-    what = ""
-    if finding.outcome is Outcome.FAILED and finding.recovered:
-        colour, what = "yellow", f" ({finding.recovered} candidates came back, nothing is proved)"
-    elif finding.activations and finding.recovered:
-        what = " (activations, not the data)"
-    elif finding.outcome is Outcome.APPROXIMATE and not any(finding.approximate):
-        what = " (likely exact, not proved)"
-    verdict = f"[b {colour}]{finding.outcome.name}{what}[/b {colour}]"
+    what = ", ".join(_qualities(finding))
+    said = f"{finding.outcome.name} ({what})" if what else finding.outcome.name
+    verdict = f"[b {colour}]{said}[/b {colour}]"
     console.print(f"{verdict}: {escape(finding.reason)}", soft_wrap=True)
+    if finding.assumptions and not quiet:
+        console.print(ASSUMPTIONS)
+        for assumption in finding.assumptions:
+            console.print(f"  - {escape(assumption)}", soft_wrap=True)
+
+
+def _qualities(finding: Finding) -> list[str]:
+    """What an outcome's name does not say."""
+    said = ["likely exact, not proved"] if finding.is_likely else []
+    if finding.outcome is Outcome.INCONCLUSIVE:
+        said.append("cannot tell")
+    if finding.activations and finding.recovered:
+        said.append("activations, not the data")
+    return said
 
 
 def _samples(finding: Finding) -> Table:
@@ -312,11 +335,8 @@ def _samples(finding: Finding) -> Table:
 
 
 def _error(finding: Finding, i: int) -> str:
-    """The error expected of an input from the update's noise, where the sample is not in doubt."""
-    doubtful = finding.outcome is Outcome.FAILED and not finding.certified[i]
-    if finding.predicted_error is None or doubtful:
-        return "-"
-    return f"{finding.predicted_error[i]:.0e}"
+    """The error expected of an input from the update's noise."""
+    return "-" if finding.predicted_error is None else f"{finding.predicted_error[i]:.0e}"
 
 
 def _stages(finding: Finding) -> Table:

@@ -170,7 +170,7 @@ def behind_the_layer(model: nn.Module, layer: LayerView, seen: Rehearsal | None)
         words = (
             f"Dropout right behind the layer's ReLU ({_listed(dropped)}, in train mode) adds zeros "
             "to the gradient. The samples come back all the same, but their signs contradict the "
-            "zeros, so SPEAR proves nothing and calls it FAILED: do not take that for protection."
+            "zeros, so SPEAR proves nothing: do not take that for protection."
         )
         remarks.append(Remark(Level.EXPOSED, "dropout behind the layer", words))
     elif dropped:

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spear.audit.attempts import Observed, attacked
 from spear.audit.from_weights import linear_layers, plain_mlp
 from spear.audit.loading import build_model, load_object
 from spear.audit.naming import SENT, SWAPPED, in_order, like, matched, named, not_gradients
 from spear.audit.tensors import positional, read_tensors
 from spear.audit.truth import compare, read_batch
 from spear.errors import InvalidFile, InvalidOption
+from spear.inversion import invert
+from spear.judge import Proof
 from spear.metrics import EXACT_DB
 from spear.report import Finding, Look, Report
 from spear.update import LayerUpdate, observe
@@ -26,6 +27,19 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross-entropy": nn.CrossEntropyLoss(),
     "bce": nn.BCEWithLogitsLoss(),
     "mse": nn.MSELoss(),
+}
+# What became of a model that was only recognised from its weights.
+_GUESS = {
+    Proof.REPLAY: "The replay confirms that it is one.",
+    Proof.PATTERN: (
+        "Such a model does not reproduce the update: what follows the layer, or the loss, is another. "
+        "The layer alone was judged; give the model (and the loss) for a proof by replay and for "
+        "labels."
+    ),
+    Proof.NONE: (
+        "Nothing confirms that: with another activation than ReLU, dropout or normalisation this says "
+        "little. Give the model."
+    ),
 }
 _OTHER_BATCH = (
     "Samples that are proved differ from every sample of the truth that was given: is it the batch of "
@@ -45,6 +59,7 @@ class UpdateFiles:
         model: "package.module:factory"; without it a plain MLP is recognised from its weights.
         layer: the layer to attack; chosen unless given.
         loss: "cross-entropy", "bce", "mse", or "package.module:function".
+        samples: how many samples the update was computed from, if that is known.
     """
 
     weights: Path | None = None
@@ -54,6 +69,7 @@ class UpdateFiles:
     model: str | None = None
     layer: str | None = None
     loss: str | None = None
+    samples: int | None = None
 
     def __post_init__(self) -> None:
         if (self.update is None) == (self.after is None):
@@ -71,6 +87,16 @@ class UpdateFiles:
             raise InvalidOption(
                 "expected the clients' learning rate (--lr) with the weights they sent back (--after)"
             )
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """What the files show: the layer, the model if there is one, and what had to be assumed."""
+
+    view: LayerUpdate
+    model: nn.Module | None
+    guessed: bool  # was the model recognised from its weights, not given?
+    notes: tuple[str, ...]
 
 
 def observe_files(files: UpdateFiles) -> Observed:
@@ -128,7 +154,8 @@ def invert_files(
             f"{truth}: expected samples of {seen.view.inputs} values, the layer's inputs, got "
             f"{batch[0].shape[1]}"
         )
-    result, view, notes = attacked(seen, loss, options)
+    result = invert(seen.view, loss=loss, **options)
+    notes = (*seen.notes, _GUESS[result.proof]) if seen.guessed else seen.notes
     if not bool(result.certified.any()):
         for path, hint in ((files.weights, SWAPPED), (files.after, SENT)):
             if path is not None:
@@ -140,7 +167,7 @@ def invert_files(
         for sure, decibel in zip(result.certified.tolist(), known.psnr, strict=True)
     ):
         notes = (*notes, _OTHER_BATCH)
-    finding = Finding.of(result, name, view, look=look, truth=known, notes=notes)
+    finding = Finding.of(result, name, seen.view, look=look, truth=known, notes=notes)
     return Report.new(
         "inversion",
         f"What {name} gives away",
@@ -208,10 +235,13 @@ def _view(
     if files.after is not None:
         after = in_order(sent, list(state), list(parameters), path)
         after = matched(after, state, path)
-        return observe(model, after=like(after, state, path), layer=files.layer, **files.training)
+        after = like(after, state, path)
+        told = {"layer": files.layer, "samples": files.samples, **files.training}
+        return observe(model, after=after, **told)
     gradients = in_order(sent, list(parameters), list(parameters), path)
     gradients = matched(gradients, parameters, path)
-    return observe(model, like(gradients, parameters, path), layer=files.layer)
+    gradients = like(gradients, parameters, path)
+    return observe(model, gradients, layer=files.layer, samples=files.samples)
 
 
 def _one_layer(
@@ -252,5 +282,6 @@ def _one_layer(
         bias=weights[parts[1]],
         weight_grad=gradients[parts[0]],
         bias_grad=gradients[parts[1]],
+        samples=files.samples,
     )
     return Observed(view, None, False, (note,))

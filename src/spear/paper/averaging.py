@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from spear.federated import fedavg
+from spear.inversion import Outcome
 from spear.paper.batches import Batch, attack, judge
 from spear.paper.drawing import Drawing, Table
 from spear.paper.experiment import Case
@@ -42,7 +43,7 @@ def measure(case: Case) -> Measured:
     after = fedavg(batch.model, batch.inputs, batch.labels, generator=order, **how)
     attacked = attack(case, observe(batch.model, after=after, **how), batch.model)
     _, metrics = judge(case, batch, attacked)
-    proved = attacked.result.outcome.name == "EXACT"
+    proved = attacked.result.outcome is Outcome.EXACT
     return Measured(
         attacked.result.outcome.name,
         {**metrics, "proved": proved},

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from spear.errors import InvalidOption, InvalidReport, SpearError
-from spear.report import reading
+from spear.report import reading, schema_1
 from spear.report.report import Report
 from spear.stored.json_text import bytes_of, parsed
 
-SCHEMA = "spear.report/1"
+SCHEMA = "spear.report/2"
 _LARGEST = 2**30  # bytes of a report; a hundred photos of 720 x 720 take 0.8 GB
 # Control characters that JSON lets pass, and terminals obey.
 _OBEYED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
@@ -40,7 +40,8 @@ def dump(report: Report) -> str:
 def load(path: str | Path) -> Report:
     """Read a report that `spear ... --json` or `Report.save` wrote.
 
-    Every tensor comes back bit for bit; in a redacted report what was recovered is None.
+    Every tensor comes back bit for bit; in a redacted report what was recovered is None. Reports of
+    schema 1, before there was "cannot tell", are read as well: see `spear.report.schema_1`.
     """
     path = Path(path)
     try:
@@ -51,13 +52,14 @@ def load(path: str | Path) -> Report:
             f"{path}: expected a report as JSON, got something else: {error!s:.200}"
         ) from error
     schema = content.get("schema") if isinstance(content, dict) else None
-    if schema != SCHEMA:
+    if schema not in (SCHEMA, schema_1.SCHEMA):
         raise InvalidReport(
             f"{path}: expected a report of schema {SCHEMA!r}, got {str(schema)[:40]!r}; if it was made "
             "by a newer SPEAR, use that to read it"
         )
     try:
-        return reading.report(content)
+        current = schema_1.converted(content) if schema == schema_1.SCHEMA else content
+        return reading.report(current)
     except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, SpearError) as error:
         what = f"{type(error).__name__}: {error}"
         raise InvalidReport(

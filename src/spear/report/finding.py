@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spear.errors import InvalidOption
 from spear.inversion import Inversion, Outcome
-from spear.judge import Proof
+from spear.judge import Cause, Proof
 from spear.update import LayerUpdate
 
 
@@ -115,8 +115,10 @@ class Finding:
     """What was assumed, or seen beside the attack, in sentences."""
     activations: bool = False
     """Are these inputs of an inner layer, computed from the data, and not the data?"""
-    judged: bool = True
-    """Could the update be attacked as what it is? If not, nothing recovered says nothing."""
+    cause: Cause | None = None
+    """The reason as a value; None in a report of schema 1, which had none."""
+    assumptions: tuple[str, ...] = ()
+    """What the verdict rests on and could not test, in plain words."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -160,29 +162,41 @@ class Finding:
         """The finding of an inversion."""
         errors = result.predicted_error
         return Finding(
-            name,
-            view.choice,
-            result.outcome,
-            result.proof,
-            result.reason,
-            result.batch_size,
-            result.match,
-            tuple(result.certified.tolist()),
-            tuple(result.approximate.tolist()),
-            result.inputs.detach().cpu(),
-            None if result.labels is None else result.labels.cpu(),
-            None if errors is None else tuple(errors.tolist()),
-            dict(result.stats),
-            look,
-            truth,
-            tuple(notes),
-            not view.reads_data,
+            name=name,
+            layer=view.choice,
+            outcome=result.outcome,
+            proof=result.proof,
+            reason=result.reason,
+            batch_size=result.batch_size,
+            match=result.match,
+            certified=tuple(result.certified.tolist()),
+            approximate=tuple(result.approximate.tolist()),
+            inputs=result.inputs.detach().cpu(),
+            labels=None if result.labels is None else result.labels.cpu(),
+            predicted_error=None if errors is None else tuple(errors.tolist()),
+            stats=dict(result.stats),
+            look=look,
+            truth=truth,
+            notes=tuple(notes),
+            activations=not view.reads_data,
+            cause=result.cause,
+            assumptions=result.assumptions,
         )
 
     @property
     def recovered(self) -> int:
         """Samples that came back, certified or not."""
         return len(self.certified)
+
+    @property
+    def is_attacked(self) -> bool:
+        """Was the update attacked at all?"""
+        return self.cause is not Cause.NOT_ATTACKED
+
+    @property
+    def is_likely(self) -> bool:
+        """Are these samples that fit the update, most likely exact, and only not proved?"""
+        return self.outcome is Outcome.APPROXIMATE and not any(self.approximate)
 
     @property
     def headline(self) -> str:
@@ -198,18 +212,12 @@ class Finding:
             return f"All {size} {what} were recovered exactly, and proved by {self.proof.value}."
         if self.outcome is Outcome.PARTIAL:
             return f"{sum(self.certified)} of {size} {what} were recovered exactly and proved."
-        if self.outcome is Outcome.APPROXIMATE and not any(self.approximate):
+        if self.is_likely:
             return f"{some} were recovered, likely exactly; nothing proves it."
         if self.outcome is Outcome.APPROXIMATE:
             return f"{some} were recovered approximately; none is proved."
-        return self._nothing_proved
-
-    @property
-    def _nothing_proved(self) -> str:
-        if not self.judged:
-            return "The update could not be judged."
-        if self.recovered:
-            return f"{self.recovered} candidates came back; they may be right, but nothing proves them."
+        if self.outcome is Outcome.INCONCLUSIVE:
+            return "What this update gives away cannot be told."
         return "Nothing was recovered."
 
     @property

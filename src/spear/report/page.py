@@ -133,7 +133,7 @@ def _figures(report: Report) -> list[tuple[str, str]]:
         sizes = [finding.batch_size for finding in findings]
         total = None if None in sizes else sum(size or 0 for size in sizes)
         of = "" if total is None else f" of {total:,}"
-        attacked = sum(finding.judged for finding in findings)
+        attacked = sum(finding.is_attacked for finding in findings)
         figures.append(
             ("update attacked" if attacked == 1 else "updates attacked", f"{attacked:,}")
         )
@@ -217,6 +217,7 @@ def _environment() -> Environment:
     environment.globals |= {
         "MOST_LINES": evidence.MOST_LINES,
         "MOST_SAMPLES": evidence.MOST_SAMPLES,
+        "ASSUMPTIONS": words.ASSUMPTIONS,
         "PROOFS": words.PROOFS,
         "numeric_columns": words.numeric_columns,
     }

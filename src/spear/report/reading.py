@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spear.inversion import Outcome
-from spear.judge import Proof
+from spear.judge import Cause, Proof
 from spear.report.finding import Finding, Look, Truth
 from spear.report.report import Cell, Drawing, Level, Remark, Report, Table
 
@@ -71,8 +71,9 @@ def finding(content: Any) -> Finding:
         look=_maybe(_look, content["look"]),
         truth=_maybe(_truth, content["truth"]),
         activations=_flag(content["activations"]),
-        judged=_flag(content["judged"]),
         notes=_each(_text, content["notes"]),
+        cause=_maybe(Cause, content["cause"]),
+        assumptions=_each(_text, content["assumptions"]),
     )
 
 

@@ -14,7 +14,14 @@ from spear.errors import InvalidOption
 from spear.inversion import Outcome
 from spear.report.finding import Finding
 
-SEVERITY = (Outcome.FAILED, Outcome.APPROXIMATE, Outcome.PARTIAL, Outcome.EXACT)
+# For the client, from mild to bad: what cannot be told may be worse than nothing recovered.
+SEVERITY = (
+    Outcome.FAILED,
+    Outcome.INCONCLUSIVE,
+    Outcome.APPROXIMATE,
+    Outcome.PARTIAL,
+    Outcome.EXACT,
+)
 
 Cell = str | int | float | bool | None
 

@@ -31,11 +31,12 @@ OUTCOMES = {
     Outcome.EXACT: "Recovered exactly",
     Outcome.PARTIAL: "Partly recovered",
     Outcome.APPROXIMATE: "Recovered approximately",
+    Outcome.INCONCLUSIVE: "Cannot tell",
     Outcome.FAILED: "Nothing recovered",
 }
-_CANDIDATES = "Candidates, nothing proved"
-_LIKELY = "Recovered, not proved"
-_UNJUDGED = "Not judged"
+_RECOVERED = (Outcome.EXACT, Outcome.PARTIAL, Outcome.APPROXIMATE)
+ASSUMPTIONS = "Rests on, and could not be tested:"
+_LIKELY = "Recovered, not proved (likely exact)"
 _NO_GUARANTEE = (
     "This is no guarantee: it is what one attack could not do with these settings. "
     "Another attack, more time or another round may succeed."
@@ -53,6 +54,10 @@ _MEANINGS = {
         "Whoever receives this update gets an approximation of the client's samples. "
         "Nothing is proved, but data that can be recognised has leaked."
     ),
+    Outcome.INCONCLUSIVE: (
+        "This says nothing, one way or the other: the update may give away every sample, or none. "
+        "See why, below."
+    ),
     Outcome.FAILED: f"None of the client's samples is known to have leaked. {_NO_GUARANTEE}",
 }
 _MANY = {
@@ -68,24 +73,27 @@ _MANY = {
         "At least one update gives away an approximation of a client's samples. "
         "Nothing is proved, but data that can be recognised has leaked."
     ),
+    Outcome.INCONCLUSIVE: (
+        "No client's sample is known to have leaked, but of at least one update it cannot be told: it "
+        "may give away every sample, or none. See why, below."
+    ),
     Outcome.FAILED: f"No client's sample is known to have leaked. {_NO_GUARANTEE}",
 }
 _ACTIVATIONS = (
     "What came back are inputs of an inner layer, computed from the client's data by the layers before "
     "it. The data follow as far as those can be inverted."
 )
-_UNKNOWN = (
-    "Updates that could not be attacked as what they are say nothing, one way or the other: "
-    "see why, below."
-)
 _UNPROVED = (
-    "What came back may be the client's samples, or not: nothing proves it. "
-    "Compare it with the truth, if you may, before you call this update safe."
+    "Whoever receives this update most likely gets the client's samples: what came back fits the "
+    "update, and only the proof is missing."
 )
 _SETTINGS = {
     Outcome.EXACT: "There are settings at which clients send their data when they send an update.",
     Outcome.PARTIAL: "There are settings at which single samples can be read exactly.",
     Outcome.APPROXIMATE: "There are settings at which samples can be recognised.",
+    Outcome.INCONCLUSIVE: (
+        "At none of these settings is a sample known to have leaked, but at some it cannot be told."
+    ),
     Outcome.FAILED: f"At none of these settings is a sample known to have leaked. {_NO_GUARANTEE}",
 }
 
@@ -101,13 +109,7 @@ class Verdict:
 
 def outcome_of(finding: Finding) -> str:
     """How one update ended."""
-    if not finding.judged and not any(finding.certified):
-        return _UNJUDGED
-    if finding.outcome is Outcome.FAILED and finding.recovered:
-        return _CANDIDATES
-    if finding.outcome is Outcome.APPROXIMATE and not any(finding.approximate):
-        return _LIKELY
-    return OUTCOMES[finding.outcome]
+    return _LIKELY if finding.is_likely else OUTCOMES[finding.outcome]
 
 
 def verdict(report: Report) -> Verdict:
@@ -129,17 +131,14 @@ def verdict(report: Report) -> Verdict:
 
 def _of_findings(outcome: Outcome, findings: Sequence[Finding]) -> Verdict:
     worst = [finding for finding in findings if finding.outcome is outcome]
-    names = {outcome_of(finding) for finding in worst}
-    if outcome is Outcome.FAILED and _CANDIDATES in names:
-        return Verdict("approximate", _CANDIDATES, _UNPROVED)
-    if outcome is Outcome.FAILED and _UNJUDGED in names:
-        return Verdict("neutral", _UNJUDGED, _UNKNOWN)
-    if names == {_LIKELY}:
-        return Verdict("approximate", _LIKELY, _UNPROVED)
-    if outcome is not Outcome.FAILED and all(finding.activations for finding in worst):
-        return Verdict(outcome.value, OUTCOMES[outcome], _ACTIVATIONS)
+    likely = all(finding.is_likely for finding in worst)
+    name = _LIKELY if likely else OUTCOMES[outcome]
+    if outcome in _RECOVERED and all(finding.activations for finding in worst):
+        return Verdict(outcome.value, name, _ACTIVATIONS)
+    if likely:
+        return Verdict(outcome.value, name, _UNPROVED)
     meanings = _MANY if len(findings) > 1 else _MEANINGS
-    return Verdict(outcome.value, OUTCOMES[outcome], meanings[outcome])
+    return Verdict(outcome.value, name, meanings[outcome])
 
 
 def cell(value: Cell) -> str:

@@ -16,10 +16,13 @@ class Examined:
     finding: Finding
     training: Training
     seconds: float = 0.0
-    attacked: bool = True
     interrupted: bool = False
     features: str | None = None  # the layer's name, where its inputs are not the data itself
     unlike: str | None = None  # why the reply cannot be what sends= says
+
+    @property
+    def attacked(self) -> bool:
+        return self.finding.is_attacked
 
     @property
     def verdict(self) -> str:
@@ -38,7 +41,7 @@ class Examined:
         if not self.attacked:
             return reason
         if self.unlike:
-            return f"NOT JUDGED, {self.unlike}"
+            return f"{self.finding.outcome.name}, {self.unlike}"
         if self.finding.outcome is Outcome.EXACT:
             reason = reason.split("; ")[0]
         if self.features and self.finding.recovered:

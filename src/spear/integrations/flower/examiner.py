@@ -21,10 +21,11 @@ from spear.integrations.flower.hints import guessed_look, unlike, what_to_tell
 from spear.integrations.flower.training import Sends, Training
 from spear.integrations.flower.truth import Private, compared
 from spear.inversion import Inversion, Outcome, invert
-from spear.judge import Loss, Proof
+from spear.judge import Cause, Loss, Proof
 from spear.layers import inspect_layers
 from spear.local_training import LocalTraining
 from spear.report import Finding, Look
+from spear.report.report import SEVERITY
 from spear.update import LayerUpdate, observe
 
 log = logging.getLogger("flwr.spear")  # below Flower's own logger: its format, its handlers
@@ -128,15 +129,13 @@ class Examiner:
         began = time.monotonic()
         notes = [*notes, *self.assumed, *training.words()]
         try:
-            result, view = self._attacked(before, sent, training)
+            result, view = self._attacked(before, sent, training, examples)
             unlike = self._unlike(before, sent, training, result)
-            notes += [unlike] if unlike else what_to_tell(result, view, training, examples)
-            finding = self._finding(name, result, view, notes, private)
             if unlike:
-                reason = (
-                    f"not judged: {unlike}; taken as sends={training.sends!r}: {finding.reason}"
-                )
-                finding = dataclasses.replace(finding, reason=reason, judged=False)
+                result, notes = _unfit(result, unlike, training.sends), [*notes, unlike]
+            else:
+                notes += what_to_tell(result, view, training, examples)
+            finding = self._finding(name, result, view, notes, private)
         except Exception as error:  # whatever it is, the federation goes on
             return self.unaudited(name, error, notes, seconds=time.monotonic() - began)
         return Examined(
@@ -188,7 +187,7 @@ class Examiner:
         finding = Finding(
             name=name,
             layer="no layer was attacked",
-            outcome=Outcome.FAILED,
+            outcome=Outcome.INCONCLUSIVE,
             proof=Proof.NONE,
             reason=f"not attacked: {why}",
             batch_size=None,
@@ -200,12 +199,16 @@ class Examiner:
             predicted_error=None,
             stats={},
             notes=tuple(notes),
-            judged=False,
+            cause=Cause.NOT_ATTACKED,
         )
-        return Examined(finding, self.training, seconds, attacked=False)
+        return Examined(finding, self.training, seconds)
 
     def _attacked(
-        self, before: Arrays, sent: Mapping[str, Tensor], training: Training
+        self,
+        before: Arrays,
+        sent: Mapping[str, Tensor],
+        training: Training,
+        examples: float | None,
     ) -> tuple[Inversion, LayerUpdate]:
         if not training.is_sgd and training.sends != "gradient":
             raise InvalidUpdate(
@@ -222,6 +225,7 @@ class Examiner:
             if best is not None and (left <= 0 or _settled(best[0])):
                 break
             view = self._seen(model, sent, training.sends, local)
+            view = dataclasses.replace(view, samples=_samples(training, local, examples))
             result = invert(view, model=model, loss=self.loss, max_seconds=left)
             if best is None or _worth(result) > _worth(best[0]):
                 best = result, view
@@ -270,8 +274,34 @@ def _settled(result: Inversion) -> bool:
 
 
 def _worth(result: Inversion) -> tuple[int, int]:
-    order = (Outcome.FAILED, Outcome.APPROXIMATE, Outcome.PARTIAL, Outcome.EXACT)
-    return order.index(result.outcome), int(result.certified.sum())
+    """Which of two readings of an update to report: the one that is worse for the client."""
+    return SEVERITY.index(result.outcome), int(result.certified.sum())
+
+
+def _samples(training: Training, local: LocalTraining, examples: float | None) -> int | None:
+    """How many samples the update was computed from: as many as the client reports, if it is known
+    to have taken one step on all of them. A gradient may be that of a part, and so may a step of
+    which nobody said that it was a whole epoch."""
+    whole = training.sends != "gradient" and training.epochs == 1 and local.one_step
+    if not whole or examples is None or examples != int(examples):
+        return None
+    return int(examples)
+
+
+def _unfit(result: Inversion, why: str, sends: Sends) -> Inversion:
+    """The same without what came back, which was read from something else than it was said to be."""
+    none = result.certified[:0]
+    return dataclasses.replace(
+        result,
+        inputs=result.inputs[:0],
+        certified=none,
+        approximate=none,
+        labels=None,
+        predicted_error=None,
+        outcome=Outcome.INCONCLUSIVE,
+        cause=Cause.UNFIT,
+        reason=f"{why}; taken as sends={sends!r}: {result.reason}",
+    )
 
 
 def _built(model: Model | None) -> nn.Module | None:

@@ -17,6 +17,7 @@ from spear.errors import InvalidOption, SpearError
 from spear.integrations.flower.examined import Examined
 from spear.inversion import Outcome
 from spear.report import Finding, Remark, Report, Table
+from spear.report.report import SEVERITY
 
 log = logging.getLogger("flwr.spear")
 
@@ -182,8 +183,8 @@ def headline(examined: list[Examined], unit: str) -> str:
     if not attacked:
         count = f"{missed} {unit if missed == 1 else plural}"
         return f"Nothing could be attacked: {count} held no update that this attack can read."
-    said = Counter(_gave(one) for one in attacked)
-    words = [f"{said[gave]} {gave}" for gave in sorted(said, key=_rank)]
+    said = Counter((_rank(one), _gave(one)) for one in attacked)
+    words = [f"{said[rank, gave]} {gave}" for rank, gave in sorted(said)]
     if missed:
         words.append(f"{missed} more could not be attacked")
     total = len(attacked)
@@ -194,9 +195,10 @@ _GAVE = {
     Outcome.EXACT: "gave away {} every sample, exactly and proved",
     Outcome.PARTIAL: "gave away {} some samples exactly",
     Outcome.APPROXIMATE: "gave away {} approximate samples",
-    Outcome.FAILED: "gave away nothing that this attack can vouch for",
+    Outcome.INCONCLUSIVE: "gave no answer, one way or the other",
+    Outcome.FAILED: "gave away nothing that this attack can find",
 }
-_UNLIKE = "cannot be judged, because sends= looks wrong"
+_UNLIKE = "gave no answer, because sends= looks wrong"
 
 
 def _gave(one: Examined) -> str:
@@ -207,10 +209,9 @@ def _gave(one: Examined) -> str:
     return " ".join(_GAVE[one.finding.outcome].format(what).split())
 
 
-def _rank(gave: str) -> int:
+def _rank(one: Examined) -> int:
     """The worst first, but before all what the user has to put right."""
-    order = ("cannot be judged", "every sample", "some samples", "approximate", "nothing")
-    return next(i for i, words in enumerate(order) if words in gave)
+    return -len(SEVERITY) if one.unlike else -SEVERITY.index(one.finding.outcome)
 
 
 def _check_path(option: str, path: Path) -> None:

@@ -115,7 +115,7 @@ class Reader:
         total, notes = _Sum(), list[str]()
         first: Update | None = None
         private: list[Private] = []
-        rates, examples, count = set(), 0.0, 0
+        rates, counts = set(), list[float | None]()
         for reply in replies:
             try:
                 update = self._read(reply)
@@ -125,13 +125,15 @@ class Reader:
             except Exception as error:  # as in `alone`
                 notes.append(f"client {reply.metadata.src_node_id} is left out: {error}")
                 continue
-            first, count = first or update, count + 1
+            first = first or update
             rates.add(update.training.lr)
-            examples += update.examples or 0.0
+            counts.append(update.examples)
             held, words = self._private(reply)
             private += [held] if held is not None else []
             notes += [note for note in (*update.notes, *words) if note not in notes]
-        clients = f"all {count} together"
+        clients = f"all {len(counts)} together"
+        told = [one for one in counts if one is not None]
+        examples = sum(told) if told and len(told) == len(counts) else None
         name = f"round {self.server_round}, {clients}"
         if first is None:
             why = "; ".join(notes) or "no client replied"
@@ -147,10 +149,10 @@ class Reader:
             total.mean(first.values),
             training,
             notes=notes,
-            private=Private.together(private) if len(private) == count else None,
-            examples=examples or None,
+            private=Private.together(private) if len(private) == len(counts) else None,
+            examples=examples,
         )
-        return Entry(self.server_round, clients, examined, examples or None)
+        return Entry(self.server_round, clients, examined, examples)
 
     def _read(self, reply: Message) -> Update:
         if reply.has_error():
