@@ -29,6 +29,7 @@ from spear.judge import (
     select,
     without_spoilt,
 )
+from spear.penalty import without_penalty
 from spear.sampling import SamplingFinder
 from spear.spread import Spread
 from spear.tolerances import LIKELY_MATCH, ROWS_PER_SAMPLE
@@ -125,7 +126,9 @@ def invert(
     watch = Watch(on_progress, max_seconds, spread=Spread(executor))
     watch.report("factorise")
     with watch.stage("factorise"):
-        factors = factorise(view)
+        factors, penalty = without_penalty(factorise(view))
+    if penalty is not None:
+        watch.remark(penalty.words)
     if not factors.batch_size:
         return _finish(_no_batch(factors, watch.stats), throw, watch)
     generator = generator or torch.Generator(factors.left.device).manual_seed(0)
@@ -306,7 +309,7 @@ def _verdict(
         reason = "; ".join(filter(None, [f"{count} of {b} samples certified", doubts, found.words]))
         return _Verdict(Outcome.PARTIAL, cause, reason)
     noise = f"the update carries noise of {factors.relative_noise:.1e} of its entries"
-    if not has_content(certificate.predicted_error, inputs):
+    if factors.noisy and not has_content(certificate.predicted_error, inputs):
         reason = (
             f"{noise}, and the {b} samples drown in it: their error would be as large as they are"
         )

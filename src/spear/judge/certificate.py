@@ -200,10 +200,11 @@ def _composed(
             cause = ruling.cause if cause is Cause.PROVED else cause
             doubts.append(f"{lost} of {len(precise)} samples {ruling.words}")
         certified = certified & ruling.excluded
-    if missing:
+    lacking = [words for words in (missing, *(r.missing for r in rulings)) if words]
+    if lacking:
         cause = Cause.MISSING if cause is Cause.PROVED else cause
-        doubts.append(missing)
-    whole = bool(certified.all()) and not missing
+        doubts += lacking
+    whole = bool(certified.all()) and not lacking
     assumptions = tuple(dict.fromkeys(words for ruling in rulings for words in ruling.assumptions))
     proof = proof if bool(certified.any()) else Proof.NONE
     return Certificate(

@@ -9,6 +9,7 @@ neurons that says nearly as much. And the s so found must reproduce the gradient
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ _THRESHOLD = 1e-4  # of a typical preactivation: float32 rounds to 1e-6 of it
 _ROWS_AT_ONCE = 1 << 14
 _NUDGE = 1e-6  # of z, for differences of gradients in float64
 _OUTPUTS = 4  # neurons per output from which a gradient at the outputs can be solved for
+_CLASSES = 6  # from which on a straight line over all but two says something
+_SOFT = "cross-entropy with soft labels"
 _RANKED = 64  # outputs up to which the rank of a Jacobian is looked at
 
 _BINARY = nn.functional.binary_cross_entropy_with_logits
@@ -75,7 +78,8 @@ class Fit:
     matched: Tensor  # (b,) bool: is the sample's gradient the recovered one?
     disagreements: tuple[str, ...]  # parts of the update that disagree, compared if all match
     slopes: Tensor | None = None  # (b, outputs): free targets' gradients at the outputs
-    weights: Tensor | None = None  # (b,): labels' gradients, of those a batch of b would have
+    weights: Tensor | None = None  # (b,): of gradients, in units of what a batch of b would have
+    weight_error: Tensor | None = None  # (b,): how well they are known, relative
 
     @property
     def compared(self) -> bool:
@@ -110,9 +114,9 @@ class Fit:
         return min(varied, int(torch.linalg.matrix_rank(J, rtol=REPLAY_LIMIT)))
 
     def curvature(self, steps: Tensor) -> Tensor:
-        """How fast each column of dL/dZ turns (b,), for a step (b, m) of every z.
+        """How fast each column of dL/dZ leaves the span of all (b,), for a step (b, m) of every z.
 
-        What is parallel to the column changes its weight only, and is left out.
+        What stays in the span changes weights only, or mixes samples, which shows elsewhere.
         """
         replay = self.replay
         if self.labels is not None:
@@ -121,12 +125,12 @@ class Fit:
             here = replay.single_gradients(replay.Z, self.labels)
             turned = (there - here) / h[:, None] * replay.single_weights(self.labels)[:, None].abs()
         else:
-            # As if by squared error, a mean over the batch and the outputs: its second derivative is 2.
             J = replay.jacobians(replay.Z)
-            at_outputs = (J @ steps[:, :, None]) * 2 / (len(J) * J.shape[1])
-            turned = (J.transpose(1, 2) @ at_outputs)[:, :, 0]
-        along = (turned * replay.D).sum(1) / replay.D.square().sum(1)
-        rate: Tensor = (turned - along[:, None] * replay.D).norm(dim=1)
+            moved = (J @ steps[:, :, None])[:, :, 0]  # (b, outputs)
+            rates = [(b[:, None] @ J)[:, 0] for b in replay.bent(moved)]
+            turned = min(rates, key=lambda rate: float(rate.norm()))
+        left = replay.factors.left
+        rate: Tensor = (turned - (turned @ left) @ left.T).norm(dim=1)
         return rate
 
     # The same samples at another scale: x t, and so d / t.
@@ -311,13 +315,36 @@ class Replay:
         rest = (J @ slopes)[:, :, 0] - D
         return slopes[:, :, 0], rest.norm(dim=1) / D.norm(dim=1)
 
+    def bent(self, moved: Tensor) -> list[Tensor]:
+        """How the gradient at the outputs changes as these move (b, outputs), by losses with free targets.
+
+        That of a mean over the batch. A loss that was told is known; otherwise squared error, binary and
+        soft cross-entropy are tried.
+        """
+        with torch.no_grad():
+            outputs = self.run(self.Z)
+        per_entry = 1 / outputs.numel()
+        squared = 2 * per_entry * moved
+        if isinstance(self.loss, nn.MSELoss) or self.loss is nn.functional.mse_loss:
+            return [squared]
+        if compares_numbers(self.loss):
+            return [torch.zeros_like(moved)]  # absolute errors have no curvature
+        sigma = outputs.sigmoid()
+        binary = per_entry * sigma * (1 - sigma) * moved
+        if _is_binary(self.loss):
+            return [binary]
+        p = outputs.softmax(1)
+        soft = (p * moved - p * (p * moved).sum(1, keepdim=True)) / len(p)
+        return [squared, binary, soft]
+
     # Losses, one after the other.
 
     def labelled(self, words: str, told: bool, generator: torch.Generator | None) -> Fit:
         """How the loss with labels explains the samples."""
         labels, matched = self.match_labels(generator)
         weights = self.joint_weights(self.Z, self.D, labels)
-        fit = Fit(self, words, told, labels, matched, (), weights=weights)
+        error = 2 * self.tolerance(labels)
+        fit = Fit(self, words, told, labels, matched, (), weights=weights, weight_error=error)
         return self._with_disagreements(fit)
 
     def free(self, words: str, told: bool) -> Fit | None:
@@ -327,7 +354,33 @@ class Replay:
         slopes, off = self.at_outputs(self.Z, self.D)
         # Rounding at the outputs is a share of the gradient there, whatever the loss.
         matched = off <= (2 * self.rounding + self.own).clamp_max(REPLAY_LIMIT)
-        return self._with_disagreements(Fit(self, words, told, None, matched, (), slopes=slopes))
+        fit = Fit(self, words, told, None, matched, (), slopes=slopes)
+        return self._with_disagreements(fit if told else self._soft(fit))
+
+    def _soft(self, fit: Fit) -> Fit:
+        """The same with weights, if targets are those of cross-entropy with labels smoothed or mixed.
+
+        s = w (p - t), p the softmax, and t is one number but for two classes at most: those that s pulls
+        up most. So p = t + s / w is a straight line over all other classes, whose slope gives w.
+        """
+        assert fit.slopes is not None
+        s = fit.slopes
+        if self.outputs < _CLASSES:
+            return fit
+        with torch.no_grad():
+            p = self.run(self.Z).softmax(1)
+        others = torch.ones_like(s, dtype=torch.bool).scatter_(1, s.argsort(1)[:, :2], False)
+        p, s = p[others].view(len(s), -1), s[others].view(len(s), -1)
+        p, s = p - p.mean(1, keepdim=True), s - s.mean(1, keepdim=True)
+        per_weight = (p * s).sum(1) / s.square().sum(1)  # 1 / w
+        rounding = (self.rounding + self.own).clamp_max(REPLAY_LIMIT) * fit.slopes.norm(dim=1)
+        off = (p - per_weight[:, None] * s).norm(dim=1)
+        straight = off <= rounding * per_weight.abs() + self.rounding
+        if not bool((straight & (per_weight > 0))[fit.matched].all()):
+            return fit
+        error = rounding / s.norm(dim=1)
+        weights = len(s) / per_weight
+        return dataclasses.replace(fit, loss=_SOFT, weights=weights, weight_error=error)
 
     def _with_disagreements(self, fit: Fit) -> Fit:
         """The same, with the parts of the update that disagree, where all samples match."""
@@ -339,9 +392,7 @@ class Replay:
             for name, excess, share in off
             if not excess <= 1
         )
-        return Fit(
-            self, fit.loss, fit.told, fit.labels, fit.matched, words, fit.slopes, fit.weights
-        )
+        return dataclasses.replace(fit, disagreements=words)
 
     # Labels.
 

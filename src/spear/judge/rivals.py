@@ -16,7 +16,7 @@ from torch import Tensor
 from spear.factors import Factors
 from spear.judge.causes import Cause
 from spear.judge.layer import (
-    bias_level,
+    bias_outside,
     data_range,
     held_rows,
     inputs_of,
@@ -58,6 +58,7 @@ class Ruling:
     excluded: Tensor  # (b,) bool
     words: str  # what it would be, of the others
     assumptions: tuple[str, ...] = ()  # what the exclusion rests on and cannot test
+    missing: str = ""  # what else must have been in the batch, in words
 
 
 def mix(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
@@ -151,16 +152,15 @@ def scale(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
 
 def _even(fit: Fit, weights: Tensor) -> tuple[bool, bool]:
     """Are weights (b,) one for all, and all the same, to the precision they are known with?"""
-    assert fit.labels is not None
-    tolerance = 2 * fit.replay.tolerance(fit.labels)
-    known, tolerance = weights[fit.matched], tolerance[fit.matched]
+    assert fit.weight_error is not None
+    known, tolerance = weights[fit.matched], fit.weight_error[fit.matched]
     ones = bool(((known - 1).abs() <= tolerance).all())
     return ones, bool(((known / known.median() - 1).abs() <= tolerance).all())
 
 
 def _weights_pin(fit: Fit, steps: list[Tensor]) -> bool:
     """Are the weights even here, and not at another scale?"""
-    if fit.weights is None or not bool(fit.matched.any()):
+    if fit.weights is None or fit.labels is None or not bool(fit.matched.any()):
         return False
     ones, same = _even(fit, fit.weights)
     there = [_even(fit, weights) for t in steps if (weights := fit.weights_at(t)) is not None]
@@ -179,7 +179,8 @@ def _alone_by_weight(fit: Fit, own: Tensor) -> Tensor:
     """Per sample (b,): is its weight that of others, and would not be at a scale of its own?"""
     if fit.weights is None or fit.labels is None:
         return torch.zeros_like(fit.matched)
-    tolerance = 2 * fit.replay.tolerance(fit.labels)
+    assert fit.weight_error is not None
+    tolerance = fit.weight_error
     common = _grouped(fit.weights, tolerance)[0] > 1
     ones = (fit.weights - 1).abs() <= tolerance
     moved = torch.ones_like(fit.matched)
@@ -213,23 +214,34 @@ def merge(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
         return Ruling(Cause.MERGED, everyone, "", (NO_MERGE,))
     radius = merge_radius(factors, selection, fit)  # (b,)
     spread = _spread(inputs_of(factors, selection))
-    harmless = radius / 2 <= EXACT_ERROR * data_range(factors, selection)
+    # The mean of two is half as far from both; the other half is to spare.
+    harmless = radius <= EXACT_ERROR * data_range(factors, selection)
     if fit.dimensions < 2:
         harmless, radius = torch.zeros_like(harmless), torch.full_like(radius, torch.inf)
     assumptions: tuple[str, ...] = ()
-    single = harmless
-    if fit.labels is None:
+    single, doubled = harmless, ""
+    if fit.weights is None:
         assumptions = (GENERAL_POSITION,)
     elif not bool(harmless.all()):
         near = radius <= NEAR_DUPLICATE * spread
         single, unlikely = _single(factors, selection, fit, near)
         single = single | harmless
         assumptions = (NOT_ALL_MERGED,) if unlikely else (NOT_ALL_PAIRED,)
-    return Ruling(
-        Cause.MERGED,
-        single,
-        _MAY_BE_SEVERAL,
-        assumptions,
+    if fit.weights is not None:
+        doubled = _doubled(fit)
+    return Ruling(Cause.MERGED, single, _MAY_BE_SEVERAL, assumptions, doubled)
+
+
+def _doubled(fit: Fit) -> str:
+    """In words: whether traces weigh as several of the others do, so that duplicates are likely."""
+    assert fit.weights is not None
+    assert fit.weight_error is not None
+    heavy = int((_grouped(fit.weights, fit.weight_error)[1] & fit.matched).sum())
+    if not heavy:
+        return ""
+    return (
+        f"{heavy} of {len(fit.weights)} samples weigh as much as several others: duplicates of them, "
+        "or nearly, may have been in the batch"
     )
 
 
@@ -253,23 +265,30 @@ def merge_radius(factors: Factors, selection: Selection, fit: Fit) -> Tensor:
     """How far apart (b,), per input, two samples of one label and one ReLU pattern may be unseen.
 
     w (s1 x1' + s2 x2') = 2 w s x' + w/2 ds dx': one sample at the mean, and a second part of length
-    w/2 |ds| |dx|, which must drown. ds grows with dx at a rate that the network gives (`curvature`):
-    tried for noise, for the way to the nearest other sample, and for a darker copy. That one is parallel
-    to x, and shows in the bias gradient only, beside which dx has length |dx| / |x|.
+    w/2 |ds| |dx|. ds grows with dx at a rate that the network gives (`curvature`). That part is seen
+
+    - if dx is like noise: as a further singular value, so it is below the first one that is left over;
+    - if dx leads to another sample: as entries of that one's column in rows where it is off;
+    - if dx is parallel to x, a darker copy: outside the span of L in the bias gradient, beside which dx
+      has length |dx| / |x|.
     """
     m, n = factors.view.outputs, factors.view.inputs
     X, Z = inputs_of(factors, selection), preactivations(factors, selection)
-    level = UNDECIDED * factors.noise * (math.sqrt(m) + math.sqrt(n))
     noise = torch.randn(1, n, generator=torch.Generator().manual_seed(0)).to(X)
     noise = (noise / noise.norm()) @ factors.view.weight.to(X).T
-    reaches = [(2 * level / fit.curvature(noise.expand_as(Z))).sqrt()]
+    edge = factors.noise * (math.sqrt(m) + math.sqrt(n))
+    left_over = max(edge, *factors.spectrum[factors.b : factors.b + 1].tolist(), 0.0)
+    reaches = [(2 * left_over / fit.curvature(noise.expand_as(Z))).sqrt()]
     if len(X) > 1:
         apart = torch.cdist(X, X).fill_diagonal_(torch.inf)
-        nearest = apart.argmin(1)
-        way = (Z[nearest] - Z) / apart.amin(1)[:, None]
-        reaches.append((2 * level / fit.curvature(way)).sqrt())
+        distance, nearest = apart.min(1)
+        way = (Z[nearest] - Z) / distance[:, None]
+        zeros = factors.zero * math.sqrt(m) * selection.Q.norm(dim=0)[nearest]
+        reaches.append((2 * zeros * distance / fit.curvature(way)).sqrt())
     length = X.norm(dim=1)
-    in_bias = bias_level(factors, factors.view.bias_grad.to(X))
+    g = factors.view.bias_grad.to(X)
+    rounding = torch.finfo(factors.view.bias_grad.dtype).eps * g.norm()
+    in_bias = torch.maximum(bias_outside(factors).norm(), rounding)
     along = (Z - factors.view.bias.to(Z)) / length[:, None]
     beside = (length.square() + 1).sqrt()
     reaches.append((2 * in_bias * beside / fit.curvature(along)).sqrt())
@@ -287,10 +306,12 @@ def _spread(X: Tensor) -> float:
 
 def _single(factors: Factors, selection: Selection, fit: Fit, near: Tensor) -> tuple[Tensor, bool]:
     """Which samples (b,) weigh as single ones do; and whether that rests on a coincidence's chance."""
-    assert fit.weights is not None and fit.labels is not None
-    tolerance = 2 * fit.replay.tolerance(fit.labels)
+    assert fit.weights is not None
+    assert fit.weight_error is not None
+    tolerance = fit.weight_error
     single, unlikely = _by_groups(fit, fit.weights, tolerance, near)
-    if not bool(single.all()) and factors.view.reads_data and fit.dimensions > 1:
+    clipping = factors.view.reads_data and fit.dimensions > 1 and fit.labels is not None
+    if clipping and not bool(single.all()):
         norms = gradient_norms(factors, selection, fit)
         clipped, _ = _by_groups(fit, fit.weights * norms, tolerance, near)
         single = single | clipped
@@ -307,7 +328,7 @@ def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tu
     b = len(weights)
     usual = (size == b) | ((size > 1) & ~multiple)
     chance = torch.tensor([_chance_of_pairs(int(k)) for k in size], device=weights.device)
-    if fit.dimensions < 2:
+    if fit.dimensions < 2 and fit.labels is not None:
         chance = chance * (_unseen_share(fit, tolerance).to(chance) ** size)
     unlikely = usual & (chance <= COINCIDENCE)
     single = (usual & near) | unlikely
