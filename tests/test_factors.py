@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 import spear
 import spear.factors
-from planted import plant
+from planted import plant, worst_error
 from spear.factors import batch_size_from, factorise, working_device
+from spear.federated import fedsgd
 
 
 def low_rank(m, n, b, seed=0, decay=0.0, dtype=torch.float64):
@@ -281,3 +283,51 @@ def test_samples_that_hardly_stand_out_of_gaussian_noise_are_counted(shape, stan
 def test_a_batch_as_large_as_the_layer_is_not_taken_for_noise(b, layer):
     planted = plant(b, m=100, n=100, depth=4, seed=b)
     assert factorise(planted.layer(layer)).batch_size is None
+
+
+@pytest.mark.parametrize("zeros", [1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_inputs_of_zero_do_not_spoil_the_scale_of_the_others(zeros, seed):
+    x = torch.randn(8, 80, generator=torch.Generator().manual_seed(seed))
+    x[:zeros] = 0
+    planted = plant(8, m=120, inputs=x, seed=seed)
+    factors = factorise(planted.view)
+    assert factors.batch_size == 8 - zeros
+    assert factors.zero_input
+    assert bool((planted.view.bias[factors.bias_rows] < 0).all())
+    assert float(factors.bias_outside.norm()) < 1e-6 * float(planted.view.bias_grad.norm())
+    result = spear.invert(planted.view)
+    assert worst_error(result.inputs, x[zeros:]) < 1e-5
+
+
+def test_the_bias_gradient_of_ordinary_batches_is_read_from_all_rows():
+    for seed in range(5):
+        factors = factorise(plant(8, m=60, n=50, seed=seed).view)
+        g = factors.view.bias_grad.double()
+        assert not factors.zero_input
+        assert bool(factors.bias_rows.all())
+        assert torch.equal(factors.bias_coordinates, (factors.left.T @ g) / factors.singular_values)
+        assert torch.equal(factors.bias_outside, g - factors.left @ (factors.left.T @ g))
+
+
+def test_a_bias_gradient_of_another_batch_is_no_zero_input():
+    """Nor are dependent samples: they are on where the bias is negative, too."""
+    planted = plant(8, m=120, n=80)
+    other = plant(8, m=120, n=80, seed=1).gradients["0.bias"]
+    view = dataclasses.replace(planted.view, bias_grad=other)
+    assert not factorise(view).zero_input
+    x = torch.randn(8, 80, generator=torch.Generator().manual_seed(0))
+    x[0] = x[1] + x[2]
+    factors = factorise(plant(8, m=120, inputs=x).view)
+    assert factors.batch_size == 7
+    assert not factors.zero_input
+
+
+def test_too_few_negative_biases_say_nothing():
+    x = torch.randn(8, 80, generator=torch.Generator().manual_seed(0))
+    x[0] = 0
+    planted = plant(8, m=120, inputs=x)
+    planted.model[0].bias.data.abs_()
+    planted.model[0].bias.data[:16].neg_()  # 7 samples and 10 to spare would do
+    gradients = fedsgd(planted.model, planted.inputs, planted.labels)
+    assert not factorise(spear.observe(planted.model, gradients)).zero_input

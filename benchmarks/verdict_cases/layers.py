@@ -33,7 +33,9 @@ def masks(rng: Random) -> Case:
 
 def dependent(rng: Random) -> Case:
     """One row of zeros, a sum of others, a multiple, a copy of another label: in the batch."""
-    kind = rng.choice(["zeros", "sum", "mean", "multiple", "copy", "constant"])
+    kind = rng.choice(["zeros", "sum", "mean", "multiple", "copy", "constant", "blends"])
+    if kind == "blends":
+        return blends(rng)
     one = party(rng, b=rng.choice([2, 3, 4, 6, 8]))
     x, y = one.x, (one.y[:1] + rng.randrange(1, 10)) % 10
     more: Tensor = {
@@ -48,6 +50,15 @@ def dependent(rng: Random) -> Case:
         y = one.y[:1]
     one = one.with_batch(torch.cat([x, more]), torch.cat([one.y, y]))
     return one.case(one.sent(), kind=kind)
+
+
+def blends(rng: Random) -> Case:
+    """Half as many more, each a blend of two of the batch: they add nothing to the rank."""
+    one = party(rng, b=rng.choice([3, 4, 6, 8]), outputs=rng.choice([2, 2, 10]), hidden=1)
+    alike, count = rng.choice([0.1, 0.3, 0.5]), len(one.x) // 2
+    more = (one.x + alike * (one.x.roll(1, 0) - one.x))[:count]
+    one = one.with_batch(torch.cat([one.x, more]), torch.cat([one.y, one.y[:count]]))
+    return one.case(one.sent(), kind="blends", alike=alike)
 
 
 def broken_rows(rng: Random) -> Case:

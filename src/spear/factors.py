@@ -44,6 +44,10 @@ _QUIETER = (
 _APART = 1.05  # times the next value: from one value of noise to the next 1.01 is usual
 _FAINT = 3.0  # roundings of the loudest sample that a sample must stand above
 _UNEVEN = 1e3  # times the noise's edge; below it, whitened coordinates are too noisy for kernels
+# Rows with a negative bias beyond one per sample, to tell whether they agree on the samples' scales;
+# and the least share of a direction that they must hold: the noise of a scale grows by its inverse.
+_SPARE_ROWS = 10
+_SHARE_OF_A_SPAN = 0.1
 # From this size on a sketch is tried first: a quarter of the time at 1000 rows, 3 % at 4096.
 _WIDE = 800
 
@@ -138,9 +142,57 @@ class Factors:
 
     @cached_property
     def bias_coordinates(self) -> Tensor:
-        """L^-L dL/db = Q 1: what fixes the scale of every direction (the paper's scaling theorem)."""
+        """L^-L dL/db = Q 1: what fixes the scale of every direction (the paper's scaling theorem).
+
+        An input that is zero everywhere adds nothing to dL/dW, but its d_0 to dL/db, which then is no
+        combination of L's columns. Its preactivation is the bias itself, so d_0 is zero wherever the
+        bias is negative: if those rows alone fit, they are taken.
+        """
+        return self._bias_fit[0] / self.singular_values  # (b,)
+
+    @property
+    def bias_rows(self) -> Tensor:
+        """(m,) bool: the rows that the bias gradient was read from; all, unless inputs are zero."""
+        return self._bias_fit[1]
+
+    @property
+    def bias_outside(self) -> Tensor:
+        """(m,): what of dL/db is no combination of L's columns; zero in rows that were not used."""
+        coordinates, rows = self._bias_fit
+        outside = double(self.view.bias_grad) - self.left @ coordinates
+        return outside if bool(rows.all()) else outside * rows
+
+    @property
+    def zero_input(self) -> bool:
+        """Does the bias gradient show one or more inputs that are zero everywhere?"""
+        return not bool(self.bias_rows.all())
+
+    @cached_property
+    def _bias_fit(self) -> tuple[Tensor, Tensor]:
+        """Coordinates (b,) of dL/db in `left`, and the rows (m,) that they were read from."""
         g = double(self.view.bias_grad)
-        return (self.left.T @ g) / self.singular_values  # (b,)
+        coordinates = self.left.T @ g
+        everywhere = torch.ones(len(g), dtype=torch.bool, device=g.device)
+        if self._is_bias_noise(g - self.left @ coordinates) or self.view.relu == "before":
+            return coordinates, everywhere
+        bias = double(self.view.bias)
+        after = bias if self.view.training is None else bias - self.view.training.lr * g
+        off = (bias < 0) & (after < 0) & self.live_rows  # (m,)
+        if int(off.sum()) < self.left.shape[1] + _SPARE_ROWS:
+            return coordinates, everywhere
+        part = self.left[off]
+        U, s, Vt = torch.linalg.svd(part, full_matrices=False)
+        if float(s[-1]) < _SHARE_OF_A_SPAN:
+            return coordinates, everywhere
+        solved = Vt.T @ ((U.T @ g[off]) / s)
+        rest = g[off] - part @ solved
+        return (solved, off) if self._is_bias_noise(rest) else (coordinates, everywhere)
+
+    def _is_bias_noise(self, rest: Tensor) -> bool:
+        """Is this part of dL/db (rows,) no more than the noise of its entries?"""
+        eps = torch.finfo(self.view.bias_grad.dtype).eps
+        rounding = UNDECIDED * eps * float(double(self.view.bias_grad).norm())
+        return float(rest.norm()) <= rounding + self.zero * math.sqrt(len(rest))
 
     @cached_property
     def preactivation(self) -> Tensor:

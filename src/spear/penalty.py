@@ -5,10 +5,10 @@ rank: the b samples in D X no longer end in a gap. Since W is known, only the nu
 
 Statement. Let P and V hold the k >= b leading left and right singular vectors of
 A = G - mu W - nu sign(W). At the true mu and nu, A = D X has nothing outside them. A small error e in
-mu leaves e W, and turns P and V by e |W| / s_b each, so that D X shows outside both by e^2 only. The part
-of A outside both is therefore e times that of W, up to e^2: projecting it on W's gives e, and repeating
-that converges quadratically. (k > b does no harm: the further vectors take away a share of A and of W
-alike.)
+mu leaves e W, and turns P and V by e |W| / s_b each, so that D X shows outside both by e^2 only. The
+part of A outside both is therefore e times that of W, up to e^2: projecting it on W's gives e, and
+repeating that converges quadratically. (k > b does no harm: the further vectors take away a share of A
+and of W alike.)
 
 All of it is algebra of the Gram matrices G G^T, G W^T, W W^T, ... (m x m), which take one pass: left
 vectors are eigenvectors of A A^T; P_out A V_out = P_out A, as P and V are A's own; and V = A^T P / s.
