@@ -12,9 +12,10 @@ import spear
 import spear.judge.selection
 from planted import plant
 from spear.directions import Directions, Watch, unit
-from spear.factors import UNDECIDED, Side, factorise
+from spear.factors import Side, factorise
 from spear.federated import fedavg
 from spear.judge.selection import _Matching, _white, excused, select, sparsest_independent
+from spear.tolerances import UNDECIDED
 from test_selection import pool_of, true_directions
 
 

@@ -33,7 +33,7 @@ from spear.directions import (
 )
 from spear.errors import InvalidOption
 from spear.estimation import estimate
-from spear.factors import UNDECIDED, Factors, Side
+from spear.factors import Factors, Side
 from spear.guesses import peel, seek
 from spear.patterns import (
     Balanced,
@@ -47,6 +47,7 @@ from spear.patterns import (
 from spear.pool import Pool
 from spear.sampling import Draw, SamplingFinder, kernels
 from spear.settling import settle
+from spear.tolerances import UNDECIDED
 from spear.vertices import farthest_points
 
 _BLOCKS = 512  # b x b inverses at a time when sampling

@@ -15,8 +15,9 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from spear.factors import UNDECIDED, Factors, Side
+from spear.factors import Factors, Side
 from spear.spread import Piece, Spread, large
+from spear.tolerances import UNDECIDED
 
 T = TypeVar("T")
 

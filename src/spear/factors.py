@@ -26,14 +26,11 @@ from spear.streaming import (
     sketch,
     working_device,
 )
+from spear.tolerances import UNDECIDED, ZERO_DEVIATIONS
 from spear.update import LayerUpdate
 
-__all__ = ["UNDECIDED", "Factors", "Side", "batch_size_from", "factorise", "working_device"]
+__all__ = ["Factors", "Side", "batch_size_from", "factorise", "working_device"]
 
-# A zero entry is one below 5 standard deviations of its noise (6e-7 of Gaussian entries exceed it).
-_DEVIATIONS = 5.0
-# Between the zero level and ten times it an entry is undecided: it contradicts neither verdict.
-UNDECIDED = 10.0
 # Up to this noise, relative to the gradient's entries, (b-1)-row kernels stay sharp: they amplify
 # noise by the condition of the submatrix, 1e2 to 1e3 on real batches.
 _NOISY = 1e-4
@@ -46,7 +43,7 @@ _FAINT = 3.0  # roundings of the loudest sample that a sample must stand above
 _UNEVEN = 1e3  # times the noise's edge; below it, whitened coordinates are too noisy for kernels
 # Rows with a negative bias beyond one per sample, to tell whether they agree on the samples' scales;
 # and the least share of a direction that they must hold: the noise of a scale grows by its inverse.
-_SPARE_ROWS = 10
+SPARE_BIAS_ROWS = 10
 _SHARE_OF_A_SPAN = 0.1
 # From this size on a sketch is tried first: a quarter of the time at 1000 rows, 3 % at 4096.
 _WIDE = 800
@@ -132,7 +129,7 @@ class Factors:
             left=left,
             spectrum=spectrum,
             noise=loudest / math.sqrt(self.view.inputs),
-            zero=_DEVIATIONS * loudest / math.sqrt(self.view.outputs),
+            zero=ZERO_DEVIATIONS * loudest / math.sqrt(self.view.outputs),
             faded=True,
         )
 
@@ -152,7 +149,8 @@ class Factors:
 
     @property
     def bias_rows(self) -> Tensor:
-        """(m,) bool: the rows that the bias gradient was read from; all, unless inputs are zero."""
+        """(m,) bool: the rows that the bias gradient was read from; all, unless inputs are zero or rows
+        of dL/dW are masked."""
         return self._bias_fit[1]
 
     @property
@@ -165,7 +163,7 @@ class Factors:
     @property
     def zero_input(self) -> bool:
         """Does the bias gradient show one or more inputs that are zero everywhere?"""
-        return not bool(self.bias_rows.all())
+        return not bool(self.bias_rows[self.live_rows].all())
 
     @cached_property
     def _bias_fit(self) -> tuple[Tensor, Tensor]:
@@ -173,12 +171,15 @@ class Factors:
         g = double(self.view.bias_grad)
         coordinates = self.left.T @ g
         everywhere = torch.ones(len(g), dtype=torch.bool, device=g.device)
-        if self._is_bias_noise(g - self.left @ coordinates) or self.view.relu == "before":
+        outside = g - self.left @ coordinates
+        if self._is_bias_noise(outside) or self.view.relu == "before":
             return coordinates, everywhere
+        if self._is_bias_noise(outside[self.live_rows]):  # rows whose weights were masked
+            return coordinates, self.live_rows
         bias = double(self.view.bias)
         after = bias if self.view.training is None else bias - self.view.training.lr * g
         off = (bias < 0) & (after < 0) & self.live_rows  # (m,)
-        if int(off.sum()) < self.left.shape[1] + _SPARE_ROWS:
+        if int(off.sum()) < self.left.shape[1] + SPARE_BIAS_ROWS:
             return coordinates, everywhere
         part = self.left[off]
         U, s, Vt = torch.linalg.svd(part, full_matrices=False)
@@ -229,7 +230,7 @@ class Factors:
         By the client's own rounding, and by what the update's noise leaves in the input.
         """
         eps = torch.finfo(self.view.weight.dtype).eps
-        noise = _DEVIATIONS * self.noise * (C / self.singular_values).norm(dim=-1)
+        noise = ZERO_DEVIATIONS * self.noise * (C / self.singular_values).norm(dim=-1)
         reach: Tensor = eps * C.norm(dim=-1) + noise
         return reach
 
@@ -282,15 +283,34 @@ def factorise(view: LayerUpdate) -> Factors:
         b = batch_size_from(s, m, n, eps)
         if view.relu == "before" and b is not None and b >= view.outputs - 1:
             b = None  # an output layer's gradients sum to zero over classes: a larger batch looks so
+        if b is None and _fills_the_inputs(view, U, live_rows, n):
+            b = n
         rank = b if b is not None else _fading(s, eps)
         outside = (U[:, rank:] * s[rank:]).norm(dim=1)
     left = U.new_zeros(view.outputs, rank)
     left[live_rows] = U[:, :rank]
     noise, loudest = _noise(s, outside, rank, m, n)
+    if rank and rank >= min(m, n):  # nothing is left over to show it: the client's rounding
+        noise = loudest = max(noise, eps * float(s.norm()) / math.sqrt(m * n))
     live_rows = _sounding(left, s[:rank], noise, live_rows)
     left[~live_rows] = 0
-    factors = Factors(view, s, b, left, noise, _DEVIATIONS * loudest, live_rows, live_columns)
+    factors = Factors(view, s, b, left, noise, ZERO_DEVIATIONS * loudest, live_rows, live_columns)
     return factors if b is not None or not rank else factors._part(left, s[: rank + 1])
+
+
+def _fills_the_inputs(view: LayerUpdate, U: Tensor, live_rows: Tensor, n: int) -> bool:
+    """Has the batch as many samples as there are inputs, though the spectrum has no room for a gap?
+
+    With b = n the columns of dL/dZ span those of dL/dW, and dL/db, their sum, lies in it: a test of
+    m - n numbers. With more samples it does not.
+    """
+    if U.shape[0] < n + SPARE_BIAS_ROWS or view.relu != "after":
+        return False
+    g = double(view.bias_grad)
+    inside = g[live_rows]
+    rest = torch.cat([inside - U[:, :n] @ (U[:, :n].T @ inside), g[~live_rows]])
+    eps = torch.finfo(view.precision).eps
+    return bool(g.any()) and float(rest.norm()) <= UNDECIDED * eps * float(g.norm())
 
 
 def _sounding(left: Tensor, values: Tensor, noise: float, live_rows: Tensor) -> Tensor:

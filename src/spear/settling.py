@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from spear.directions import Watch, looseness, unit
-from spear.factors import UNDECIDED, Side
+from spear.factors import Side
 from spear.guesses import ACTIVE
 from spear.patterns import Balanced, Signs
 from spear.spread import piece_length
+from spear.tolerances import UNDECIDED
 
 # Rows a kernel is first solved from: a quarter more than needed make it well conditioned.
 _SURPLUS = 1.25

@@ -22,6 +22,8 @@ from spear.tolerances import (
 )
 
 _MOST_PAIRED = 40  # samples up to which pairs of traces are tried: 780 small least squares
+_LOOKED_AT = 1 << 14  # entries that show a gradient's precision
+_BETWEEN = 0.2  # steps from the grid, on average: 1/4 anywhere, 0 on it
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
@@ -90,10 +92,41 @@ def predicted_error(factors: Factors, selection: Selection) -> Tensor:
     else:
         mixing = (selection.Q.norm(dim=0) * selection.C.norm(dim=1)).square().sum()
         mixed = direct.square() * float(mixing) / factors.view.inputs
-    eps = torch.finfo(torch.promote_types(factors.view.weight_grad.dtype, torch.float32)).eps
-    rounded = size * eps / math.sqrt(12)
+    rounded = size * _input_rounding(factors, X, direct)
     error: Tensor = (direct.square() + mixed + in_scale.square() + rounded.square()).sqrt()
     return error
+
+
+def _input_rounding(factors: Factors, X: Tensor, direct: Tensor) -> float:
+    """The relative error that rounding leaves in an input: of what comes back, or of what went in.
+
+    A client that computes in half precision (autocast) rounds its inputs before the layer sees them, and
+    sends gradients of that precision, whatever their dtype: of these rounded inputs. If inputs can be
+    seen well enough to show that they are not on that grid, only the gradients were rounded.
+    """
+    least = torch.promote_types(factors.view.weight_grad.dtype, torch.float32)
+    grid = _grid(factors.view.weight_grad)
+    if grid is None:
+        return torch.finfo(least).eps / math.sqrt(12)
+    eps = torch.finfo(grid).eps
+    seen = X[(direct < 0.1 * eps * X.abs().median())]  # (k, n): noise is well below a step
+    seen = seen[seen.abs() > X.abs().median()]
+    step = eps * torch.exp2(seen.abs().log2().floor())
+    between = ((seen - seen.to(grid).to(seen)).abs() / step).mean()  # 1/4 between grid points
+    if float(between) > _BETWEEN:
+        return torch.finfo(least).eps / math.sqrt(12)
+    return eps / math.sqrt(12)
+
+
+def _grid(gradient: Tensor) -> torch.dtype | None:
+    """The half precision that all entries of a gradient have, if they have one."""
+    some = gradient.detach().flatten()[:: max(1, gradient.numel() // _LOOKED_AT)]
+    halves = [
+        dtype
+        for dtype in (torch.bfloat16, torch.float16)
+        if bool(some.any()) and torch.equal(some.to(dtype).to(some), some)
+    ]
+    return halves[0] if halves else None
 
 
 def shares(factors: Factors, selection: Selection) -> Tensor:
@@ -134,10 +167,10 @@ def held_rows(factors: Factors, selection: Selection) -> Tensor:
 
 def _bias_noise(factors: Factors) -> float:
     """Standard deviation of the noise in an entry of dL/db: what of it lies outside the span of L."""
-    spare = int(factors.live_rows.sum()) - factors.b
+    spare = int((factors.live_rows & factors.bias_rows).sum()) - factors.b
     if spare < UNDECIDED:
         return factors.noise
-    return float(bias_outside(factors).norm()) / math.sqrt(spare)
+    return float(factors.bias_outside.norm()) / math.sqrt(spare)
 
 
 def precise_enough(factors: Factors, selection: Selection, error: Tensor) -> Tensor:
@@ -154,20 +187,14 @@ def precise_enough(factors: Factors, selection: Selection, error: Tensor) -> Ten
 
 def bias_in_span(factors: Factors) -> bool:
     """dL/db = dL/dZ 1 lies in the span of L, up to the noise of its own entries."""
-    g, rest = factors.view.bias_grad.to(factors.left), bias_outside(factors)
-    return float(rest.norm()) <= bias_level(factors, g)
+    g = factors.view.bias_grad.to(factors.left)
+    return float(factors.bias_outside.norm()) <= bias_level(factors, g)
 
 
 def bias_level(factors: Factors, g: Tensor) -> float:
     """How long a part of dL/db (m,) noise and rounding may put outside the span of L."""
     eps = torch.finfo(factors.view.bias_grad.dtype).eps
     return UNDECIDED * eps * float(g.norm()) + factors.zero * math.sqrt(len(g))
-
-
-def bias_outside(factors: Factors) -> Tensor:
-    """The part of dL/db (m,) that is no combination of the columns of L."""
-    g = factors.view.bias_grad.to(factors.left)
-    return g - factors.left @ (factors.left.T @ g)
 
 
 def without_spoilt(factors: Factors, selection: Selection) -> Selection:
@@ -266,7 +293,7 @@ def outside_next_layer(factors: Factors, selection: Selection) -> Tensor:
     if gradient is None or selection.directions.side.name != "outputs":
         return nothing
     _, s, Vt = torch.linalg.svd(gradient.to(selection.C), full_matrices=False)
-    b, eps = selection.b, torch.finfo(factors.view.weight_grad.dtype).eps
+    b, eps = selection.b, torch.finfo(factors.view.precision).eps
     # The span may turn by what noise there is beside its faintest sample.
     turned = float(s[b] / s[b - 1]) if len(s) > b else 1.0
     level = UNDECIDED * (turned + eps * float(s[0] / s[b - 1]) if len(s) > b else 1.0)

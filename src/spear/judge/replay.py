@@ -209,10 +209,11 @@ class Replay:
         self.D = (factors.L @ selection.Q).T  # (b, m)
         # Neurons that were frozen or masked have no gradient, whatever the samples do.
         self.sent = None if selection.frozen is None else ~selection.frozen
-        eps = torch.finfo(factors.view.weight_grad.dtype).eps
+        eps = torch.finfo(factors.view.precision).eps
         noise = (
             factors.noise * selection.Q.norm(dim=0) * self.D.shape[1] ** 0.5 / self.D.norm(dim=1)
         )
+        self.spoilt = selection.spoilt is not None
         self.rounding = ROUNDINGS * eps
         self.own = UNDECIDED * (noise + relative_error)  # (b,)
         self.relative_error = relative_error.clamp_min(eps)
@@ -281,7 +282,9 @@ class Replay:
 
     @property
     def compared(self) -> bool:
-        """Are there gradients of later layers to compare with?"""
+        """Are there gradients of later layers to compare with, of these samples alone?"""
+        if self.factors.zero_input or self.spoilt:
+            return False
         return any(n in self.factors.view.others for n, _ in self.network.named_parameters())
 
     def run(self, Z: Tensor) -> Tensor:
@@ -612,7 +615,7 @@ class Replay:
         training = self.factors.view.training
         if training is None:
             return noise
-        eps = torch.finfo(self.factors.view.weight_grad.dtype).eps
+        eps = torch.finfo(self.factors.view.precision).eps
         return noise + eps * float(parameter.detach().norm()) / training.lr
 
 

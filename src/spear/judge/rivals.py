@@ -16,7 +16,6 @@ from torch import Tensor
 from spear.factors import Factors
 from spear.judge.causes import Cause
 from spear.judge.layer import (
-    bias_outside,
     data_range,
     held_rows,
     inputs_of,
@@ -288,7 +287,10 @@ def merge_radius(factors: Factors, selection: Selection, fit: Fit) -> Tensor:
     length = X.norm(dim=1)
     g = factors.view.bias_grad.to(X)
     rounding = torch.finfo(factors.view.bias_grad.dtype).eps * g.norm()
-    in_bias = torch.maximum(bias_outside(factors).norm(), rounding)
+    outside = factors.bias_outside.norm()
+    if selection.bias_noise is not None:
+        outside = outside.new_tensor(selection.bias_noise * math.sqrt(m))
+    in_bias = torch.maximum(outside, rounding)
     along = (Z - factors.view.bias.to(Z)) / length[:, None]
     beside = (length.square() + 1).sqrt()
     reaches.append((2 * in_bias * beside / fit.curvature(along)).sqrt())
@@ -418,6 +420,11 @@ def missing(factors: Factors) -> str:
     A sample whose gradient is below the update's noise leaves no trace, and nothing that was not told
     shows that it was there: a mean over more samples looks like any other factor.
     """
+    if factors.zero_input:
+        return (
+            f"besides these {factors.b} there are one or more samples whose inputs are all zero: they "
+            "show in the bias gradient only"
+        )
     told = factors.view.samples
     if told is None or told <= factors.b:
         return ""

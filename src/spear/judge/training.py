@@ -250,7 +250,7 @@ class _Retraining:
         """Later layers that the training, repeated, changes in another way than the columns' do."""
         seen = {f"behind.{name}": grad for name, grad in self.factors.view.others.items()}
         share = _LATER + _FOLLOWS * float(off.square().mean().sqrt())
-        eps = torch.finfo(self.factors.view.weight_grad.dtype).eps
+        eps = torch.finfo(self.factors.view.precision).eps
         objections = []
         for name in moved.keys() & seen.keys():
             off = (moved[name] - seen[name].to(moved[name])).norm()
