@@ -82,6 +82,7 @@ class Factors:
     zero: float  # |entry of L q|, q of unit length, below this counts as zero
     live_rows: Tensor  # (m,) bool: some sample is active in the neuron
     live_columns: Tensor  # (n,) bool: some sample is nonzero in the input
+    row_noise: Tensor | None = None  # (m,) the same row by row: rounding is loud where entries are
     faded: bool = False  # are there further samples, too faint to be told from noise?
 
     @property
@@ -129,6 +130,7 @@ class Factors:
             left=left,
             spectrum=spectrum,
             noise=loudest / math.sqrt(self.view.inputs),
+            row_noise=None,
             zero=ZERO_DEVIATIONS * loudest / math.sqrt(self.view.outputs),
             faded=True,
         )
@@ -291,11 +293,23 @@ def factorise(view: LayerUpdate) -> Factors:
     left[live_rows] = U[:, :rank]
     noise, loudest = _noise(s, outside, rank, m, n)
     if rank and rank >= min(m, n):  # nothing is left over to show it: the client's rounding
-        noise = loudest = max(noise, eps * float(s.norm()) / math.sqrt(m * n))
+        noise = loudest = max(noise, eps / 4 * float(s.norm()) / math.sqrt(m * n))
     live_rows = _sounding(left, s[:rank], noise, live_rows)
     left[~live_rows] = 0
-    factors = Factors(view, s, b, left, noise, ZERO_DEVIATIONS * loudest, live_rows, live_columns)
+    row_noise = _row_noise(view, outside, rank, n, noise)
+    level = ZERO_DEVIATIONS * loudest
+    factors = Factors(view, s, b, left, noise, level, live_rows, live_columns, row_noise)
     return factors if b is not None or not rank else factors._part(left, s[: rank + 1])
+
+
+def _row_noise(
+    view: LayerUpdate, outside: Tensor, rank: int, n: int, noise: float
+) -> Tensor | None:
+    """Standard deviation of the noise in the entries of each row (m,), or None where it does not show."""
+    if rank >= n or len(outside) != view.outputs or not bool(outside.any()):
+        return None
+    per_row = outside / math.sqrt(n - rank)
+    return per_row.clamp_min(noise / len(outside))
 
 
 def _fills_the_inputs(view: LayerUpdate, U: Tensor, live_rows: Tensor, n: int) -> bool:

@@ -22,6 +22,7 @@ from spear.tolerances import (
 )
 
 _MOST_PAIRED = 40  # samples up to which pairs of traces are tried: 780 small least squares
+_LOOKED_AT_INPUTS = 512  # of a sample, for the size of a rounding
 _LOOKED_AT = 1 << 14  # entries that show a gradient's precision
 _BETWEEN = 0.2  # steps from the grid, on average: 1/4 anywhere, 0 on it
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
@@ -80,8 +81,11 @@ def predicted_error(factors: Factors, selection: Selection) -> Tensor:
     carry noise, so that x_i holds a share of every other sample (`shares`). And dL/db, which gives
     the scale, has noise of its own. What comes back is rounded to the update's precision.
     """
-    rows = (selection.C / factors.singular_values).norm(dim=1)  # |row of D^+|, D^+ = C S^-1 U^T
+    inverse = (selection.C / factors.singular_values) @ factors.left.T  # D^+ (b, m)
+    rows = inverse.norm(dim=1)
     direct = rows * factors.noise
+    if factors.row_noise is not None:
+        direct = (inverse * factors.row_noise).norm(dim=1)
     X = inputs_of(factors, selection)
     size = sizes(factors, selection)
     bias_noise = _bias_noise(factors) if selection.bias_noise is None else selection.bias_noise
@@ -92,29 +96,48 @@ def predicted_error(factors: Factors, selection: Selection) -> Tensor:
     else:
         mixing = (selection.Q.norm(dim=0) * selection.C.norm(dim=1)).square().sum()
         mixed = direct.square() * float(mixing) / factors.view.inputs
-    rounded = size * _input_rounding(factors, X, direct)
-    error: Tensor = (direct.square() + mixed + in_scale.square() + rounded.square()).sqrt()
-    return error
+    error = (direct.square() + mixed + in_scale.square()).sqrt()
+    coarse = size * _input_rounding(factors, X, direct)
+    final: Tensor = (_after_rounding(factors, X, error).square() + coarse.square()).sqrt()
+    return final
+
+
+def _after_rounding(factors: Factors, X: Tensor, error: Tensor) -> Tensor:
+    """The error (b,) of inputs that are rounded to where the client's own inputs lie.
+
+    An error e below half a step u vanishes; beyond, it is a whole number of steps, of mean square
+    u^2 (P(|e| > u/2) + 3 P(|e| > 3u/2) + 5 P(|e| > 5u/2) + ...).
+    """
+    dtype = torch.promote_types(factors.view.weight_grad.dtype, torch.float32)
+    some = X[:, :: max(1, X.shape[1] // _LOOKED_AT_INPUTS)]
+    step = torch.finfo(dtype).eps * torch.exp2(some.abs().clamp_min(1e-300).log2().floor())
+    ratio = (step / error.clamp_min(1e-300)[:, None]).clamp_min(
+        0.25
+    )  # below, rounding adds u^2 / 12
+    k = torch.arange(1, 17).to(X)
+    beyond = torch.special.erfc((k - 0.5) * ratio[..., None] / math.sqrt(2))
+    square = ((2 * k - 1) * beyond).sum(-1) * ratio.square()  # in units of the error's
+    share: Tensor = square.mean(1).sqrt().clamp_min(torch.finfo(X.dtype).eps)
+    return error * share
 
 
 def _input_rounding(factors: Factors, X: Tensor, direct: Tensor) -> float:
-    """The relative error that rounding leaves in an input: of what comes back, or of what went in.
+    """The relative error that the client's own rounding left in its inputs.
 
     A client that computes in half precision (autocast) rounds its inputs before the layer sees them, and
     sends gradients of that precision, whatever their dtype: of these rounded inputs. If inputs can be
     seen well enough to show that they are not on that grid, only the gradients were rounded.
     """
-    least = torch.promote_types(factors.view.weight_grad.dtype, torch.float32)
     grid = _grid(factors.view.weight_grad)
     if grid is None:
-        return torch.finfo(least).eps / math.sqrt(12)
+        return 0.0
     eps = torch.finfo(grid).eps
     seen = X[(direct < 0.1 * eps * X.abs().median())]  # (k, n): noise is well below a step
     seen = seen[seen.abs() > X.abs().median()]
     step = eps * torch.exp2(seen.abs().log2().floor())
     between = ((seen - seen.to(grid).to(seen)).abs() / step).mean()  # 1/4 between grid points
     if float(between) > _BETWEEN:
-        return torch.finfo(least).eps / math.sqrt(12)
+        return 0.0
     return eps / math.sqrt(12)
 
 

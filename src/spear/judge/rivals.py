@@ -210,7 +210,10 @@ def merge(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
     if told == selection.b:
         return Ruling(Cause.MERGED, everyone, "")
     if fit is None:
-        return Ruling(Cause.MERGED, everyone, "", (NO_MERGE,))
+        more = (
+            told is not None and told > selection.b
+        )  # then some of them are in these traces, perhaps
+        return Ruling(Cause.MERGED, everyone & (not more), _MAY_BE_SEVERAL, (NO_MERGE,))
     radius = merge_radius(factors, selection, fit)  # (b,)
     spread = _spread(inputs_of(factors, selection))
     # The mean of two is half as far from both; the other half is to spare.
