@@ -7,7 +7,6 @@ model: the update is computed again from recovered samples, and from the rivals.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -17,13 +16,11 @@ from spear.factors import Factors
 from spear.judge import rivals
 from spear.judge.causes import Cause, Proof
 from spear.judge.layer import (
+    Recovered,
     bias_in_span,
     fits_at_another_scale,
     outside_next_layer,
     patterns_tell,
-    precise_enough,
-    predicted_error,
-    sizes,
 )
 from spear.judge.replay import Fit, Loss, weigh_losses
 from spear.judge.rivals import Ruling
@@ -64,37 +61,31 @@ def certify(
         loss: the client's, if it was told.
         generator: for neighbours at which a replay is tried again.
     """
-    error = predicted_error(factors, selection)
-    precise = precise_enough(factors, selection, error)
+    found = Recovered(factors, selection)
     model = factors.view.model if model is None else model
-    if factors.noisy and not bool(precise.any()):
-        return _composed([_imprecise(precise)], error, precise, Proof.NONE)
+    if factors.noisy and not bool(found.precise.any()):
+        return _composed(found, [_imprecise(found)], Proof.NONE)
     if factors.view.training is not None and not factors.view.training.one_step:
-        return _of_training(factors, selection, error, precise, model, loss)
+        return _of_training(found, model, loss)
     fit: Fit | str = "no model was given"
     if model is not None:
-        relative = error / sizes(factors, selection)
-        fit = weigh_losses(
-            factors, selection, model, loss, relative_error=relative, generator=generator
-        )
+        fit = weigh_losses(found, model, loss, generator=generator)
     if isinstance(fit, str):
-        return _by_pattern(factors, selection, error, precise, fit)
+        return _by_pattern(found, fit)
     if not fit.usable:
-        return _unfit(fit, error, precise)
+        return _unfit(found, fit)
     rulings = [
-        rivals.mix(factors, selection, fit),
+        rivals.mix(found, fit),
         rivals.contradicted(fit),
-        rivals.scale(factors, selection, fit),
-        rivals.merge(factors, selection, fit),
-        *_of_the_layer(factors, selection),
-        _imprecise(precise),
+        rivals.scale(found, fit),
+        rivals.merge(found, fit),
+        *_of_the_layer(found),
+        _imprecise(found),
     ]
     labels = None if fit.labels is None else torch.where(fit.matched, fit.labels, -1)
     proof = Proof.REPLAY if fit.replay.compared else Proof.PATTERN
     remark = "" if fit.told or fit.labels is not None else _ANY_LOSS
-    return _composed(
-        rulings, error, precise, proof, labels, missing=rivals.missing(factors), remark=remark
-    )
+    return _composed(found, rulings, proof, labels, remark)
 
 
 _ANY_LOSS = (
@@ -103,25 +94,22 @@ _ANY_LOSS = (
 )
 
 
-def _by_pattern(
-    factors: Factors, selection: Selection, error: Tensor, precise: Tensor, why: str
-) -> Certificate:
+def _by_pattern(found: Recovered, why: str) -> Certificate:
     """With the layer alone."""
     rulings = [
-        rivals.mix(factors, selection, None),
-        rivals.scale(factors, selection, None),
-        rivals.merge(factors, selection, None),
-        *_of_the_layer(factors, selection),
-        _imprecise(precise),
+        rivals.mix(found, None),
+        rivals.scale(found, None),
+        rivals.merge(found, None),
+        *_of_the_layer(found),
+        _imprecise(found),
     ]
-    remark = "" if factors.view.model is None else f"no replay: {why}"
-    return _composed(
-        rulings, error, precise, Proof.PATTERN, missing=rivals.missing(factors), remark=remark
-    )
+    remark = "" if found.factors.view.model is None else f"no replay: {why}"
+    return _composed(found, rulings, Proof.PATTERN, remark=remark)
 
 
-def _of_the_layer(factors: Factors, selection: Selection) -> list[Ruling]:
+def _of_the_layer(found: Recovered) -> list[Ruling]:
     """What must hold of the whole layer before anything in it is believed."""
+    factors, selection = found.factors, found.selection
     everyone = torch.ones(selection.b, dtype=torch.bool, device=selection.C.device)
     side = selection.directions.side
     scaled = everyone & bias_in_span(factors)
@@ -150,7 +138,7 @@ def _of_the_layer(factors: Factors, selection: Selection) -> list[Ruling]:
         "gradients were clipped apart (per-layer clipping), or are not of one batch"
     )
     ruled.append(Ruling(Cause.SCALE, everyone & (not apart), words))
-    unknown = outside_next_layer(factors, selection)
+    unknown = outside_next_layer(found)
     known = everyone & (not bool(unknown.any()))
     ruled.append(
         Ruling(
@@ -163,44 +151,47 @@ def _of_the_layer(factors: Factors, selection: Selection) -> list[Ruling]:
     return ruled
 
 
-def _imprecise(precise: Tensor) -> Ruling:
-    return Ruling(
-        Cause.IMPRECISE, precise, "are too faint against the update's noise to be called exact"
-    )
+def _imprecise(found: Recovered) -> Ruling:
+    words = "are too faint against the update's noise to be called exact"
+    return Ruling(Cause.IMPRECISE, found.precise, words)
 
 
-def _unfit(fit: Fit, error: Tensor, precise: Tensor) -> Certificate:
+def _unfit(found: Recovered, fit: Fit) -> Certificate:
     """A replay that explains nothing is no evidence against a sample, but nothing is proved either."""
-    no = torch.zeros_like(precise)
     words = (
         "the model does not reproduce the update with any loss, so nothing excludes another scale or "
         "merged samples (other weights than the client's, clipping by layer, or another network "
         "behind the layer)"
     )
-    doubts = (words, *fit.disagreements[:1])
-    return Certificate(no, Proof.NONE, error, precise, None, False, Cause.UNFIT, doubts, (), "")
+    return _unproved(found, Cause.UNFIT, (words, *fit.disagreements[:1]))
+
+
+def _unproved(found: Recovered, cause: Cause, doubts: tuple[str, ...]) -> Certificate:
+    no = torch.zeros_like(found.precise)
+    return Certificate(
+        no, Proof.NONE, found.error, found.precise, None, False, cause, doubts, (), ""
+    )
 
 
 def _composed(
+    found: Recovered,
     rulings: list[Ruling],
-    error: Tensor,
-    precise: Tensor,
     proof: Proof,
     labels: Tensor | None = None,
-    *,
-    missing: str = "",
     remark: str = "",
 ) -> Certificate:
     """What all rulings together leave."""
-    certified = torch.ones_like(precise)
+    certified = torch.ones_like(found.precise)
     cause, doubts = Cause.PROVED, []
     for ruling in rulings:
         lost = int((~ruling.excluded).sum())
         if lost:
             cause = ruling.cause if cause is Cause.PROVED else cause
-            doubts.append(f"{lost} of {len(precise)} samples {ruling.words}")
+            doubts.append(f"{lost} of {found.b} samples {ruling.words}")
         certified = certified & ruling.excluded
-    lacking = [words for words in (missing, *(r.missing for r in rulings)) if words]
+    lacking = [
+        words for words in (rivals.missing(found.factors), *(r.missing for r in rulings)) if words
+    ]
     if lacking:
         cause = Cause.MISSING if cause is Cause.PROVED else cause
         doubts += lacking
@@ -208,46 +199,39 @@ def _composed(
     assumptions = tuple(dict.fromkeys(words for ruling in rulings for words in ruling.assumptions))
     proof = proof if bool(certified.any()) else Proof.NONE
     return Certificate(
-        certified, proof, error, precise, labels, whole, cause, tuple(doubts), assumptions, remark
+        certified,
+        proof,
+        found.error,
+        found.precise,
+        labels,
+        whole,
+        cause,
+        tuple(doubts),
+        assumptions,
+        remark,
     )
 
 
-def _of_training(
-    factors: Factors,
-    selection: Selection,
-    error: Tensor,
-    precise: Tensor,
-    model: nn.Module | None,
-    loss: Loss | None,
-) -> Certificate:
+def _of_training(found: Recovered, model: nn.Module | None, loss: Loss | None) -> Certificate:
     """After several local steps signs and zeros need not match: only repeating them proves."""
-    no = torch.zeros_like(precise)
     retrained: Retrained | str = "no model was given"
     if model is not None:
-        retrained = retrain(factors, selection, model, loss)
+        retrained = retrain(found, model, loss)
     if isinstance(retrained, str):
         words = f"several local steps are proved only by repeating them, and {retrained}"
-        return Certificate(
-            no, Proof.NONE, error, precise, None, False, Cause.TRAINING, (words,), (), ""
-        )
-    firm = (selection.directions.firmness > 0) | retrained.closely
+        return _unproved(found, Cause.TRAINING, (words,))
+    firm = (found.selection.directions.firmness > 0) | retrained.closely
     repeated = retrained.matched & firm & (not retrained.objections)
     if not bool((retrained.recognised & firm).all()):
-        repeated = repeated & rivals.unmixed(factors, selection, retrained.recognised & firm)
-    ruling = Ruling(Cause.TRAINING, repeated, "are not confirmed by repeating the local training")
-    merged = rivals.merge_in_training(factors, selection, retrained.dimensions)
+        repeated = repeated & rivals.unmixed(found, retrained.recognised & firm)
+    words = "; ".join(
+        ["are not confirmed by repeating the local training", *retrained.objections[:1]]
+    )
+    rulings = [
+        Ruling(Cause.TRAINING, repeated, words),
+        rivals.merge_in_training(found, retrained.dimensions),
+        _imprecise(found),
+    ]
     labels = torch.where(retrained.matched, retrained.labels, -1)
     remark = f"{retrained.epochs} local epoch{'s' * (retrained.epochs != 1)} repeated"
-    certificate = _composed(
-        [ruling, merged, _imprecise(precise)],
-        error,
-        precise,
-        Proof.REPLAY,
-        labels,
-        missing=rivals.missing(factors),
-        remark=remark,
-    )
-    if not retrained.objections:
-        return certificate
-    doubts = (*certificate.doubts, *retrained.objections)
-    return dataclasses.replace(certificate, doubts=doubts)
+    return _composed(found, rulings, Proof.REPLAY, labels, remark)

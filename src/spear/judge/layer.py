@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 import torch
@@ -28,27 +30,66 @@ _BETWEEN = 0.2  # steps from the grid, on average: 1/4 anywhere, 0 on it
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
-def preactivations(factors: Factors, selection: Selection) -> Tensor:
-    """Z (b, m) of the recovered samples."""
-    Z: Tensor = selection.C @ factors.preactivation.T + factors.view.bias.to(selection.C)
-    return Z
+@dataclass(frozen=True, eq=False)
+class Recovered:
+    """The samples of a selection, and what follows from them, each computed once."""
 
+    factors: Factors
+    selection: Selection
 
-def inputs_of(factors: Factors, selection: Selection) -> Tensor:
-    """X (b, n) in float64."""
-    return factors.combine(selection.C / factors.singular_values)
+    @property
+    def b(self) -> int:
+        return self.selection.b
 
+    @cached_property
+    def X(self) -> Tensor:
+        """Inputs (b, n) in float64."""
+        return self.factors.combine(self.selection.C / self.factors.singular_values)
 
-def data_range(factors: Factors, selection: Selection) -> float:
-    """From the lowest to the highest value of a sample, as most have it: one that is wrong may have any."""
-    X = inputs_of(factors, selection)
-    return float((X.amax(1) - X.amin(1)).median())
+    @cached_property
+    def Z(self) -> Tensor:
+        """Preactivations (b, m)."""
+        C = self.selection.C
+        Z: Tensor = C @ self.factors.preactivation.T + self.factors.view.bias.to(C)
+        return Z
 
+    @cached_property
+    def span(self) -> float:
+        """From the lowest to the highest value of a sample, as most have it: a wrong one may have any."""
+        return float((self.X.amax(1) - self.X.amin(1)).median())
 
-def sizes(factors: Factors, selection: Selection) -> Tensor:
-    """Root mean square of the inputs of each sample (b,)."""
-    size: Tensor = selection.C.norm(dim=1) / math.sqrt(factors.view.inputs)
-    return size
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Root mean square of the inputs of each sample (b,)."""
+        size: Tensor = self.selection.C.norm(dim=1) / math.sqrt(self.factors.view.inputs)
+        return size
+
+    @cached_property
+    def apart(self) -> Tensor:
+        """Distances between samples (b, b), per input."""
+        return torch.cdist(self.X, self.X) / math.sqrt(self.X.shape[1])
+
+    @cached_property
+    def held_rows(self) -> Tensor:
+        """Live rows (rows, b) in which each sample is off: zero, and its preactivation says so."""
+        return self.selection.directions.zeros & (self.Z[:, self.factors.live_rows].T < 0)
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """How much of sample j the noise leaves in sample i, (b, b): see `shares`."""
+        return shares(self)
+
+    @cached_property
+    def error(self) -> Tensor:
+        """Standard deviation of the error of an input, per sample (b,): see `predicted_error`."""
+        return predicted_error(self)
+
+    @cached_property
+    def precise(self) -> Tensor:
+        """Per sample (b,): is its predicted error small enough to speak of exact?"""
+        claim = EXACT_ERROR / DEVIATIONS_TO_SPARE
+        precise: Tensor = self.error <= claim * self.sizes.clamp_min(self.span)
+        return precise
 
 
 def patterns_tell(selection: Selection) -> bool:
@@ -61,43 +102,43 @@ def chance_of_pattern(selection: Selection) -> float:
     return theory.pattern_by_chance(selection.directions.side.basis.shape[0], selection.b)
 
 
-def signs_hold(factors: Factors, selection: Selection) -> Tensor:
+def signs_hold(found: Recovered) -> Tensor:
     """Per sample: no sign contradicts its zeros."""
+    factors, selection = found.factors, found.selection
     sound: Tensor = (selection.contradictions == 0) & selection.C.isfinite().all(1)
     if not bool(sound.all()) and chance_of_pattern(selection) > PATTERN_CHANCE:
         return torch.zeros_like(sound)  # in a batch that is partly wrong, one may fit by luck
     if factors.view.relu == "both":
-        sound &= _other_side(factors, selection)
+        sound &= _other_side(found)
     return sound
 
 
 # The error of an input.
 
 
-def predicted_error(factors: Factors, selection: Selection) -> Tensor:
+def predicted_error(found: Recovered) -> Tensor:
     """Standard deviation of the error of an input, per sample (b,), from the update's noise.
 
     x_i = c_i R is off in three ways. The noise of dL/dW itself enters by |row of D^+|. The directions
     carry noise, so that x_i holds a share of every other sample (`shares`). And dL/db, which gives
     the scale, has noise of its own. What comes back is rounded to the update's precision.
     """
+    factors, selection, X = found.factors, found.selection, found.X
     inverse = (selection.C / factors.singular_values) @ factors.left.T  # D^+ (b, m)
     rows = inverse.norm(dim=1)
     direct = rows * factors.noise
     if factors.row_noise is not None:
         direct = (inverse * factors.row_noise).norm(dim=1)
-    X = inputs_of(factors, selection)
-    size = sizes(factors, selection)
     bias_noise = _bias_noise(factors) if selection.bias_noise is None else selection.bias_noise
-    in_scale = size * rows * bias_noise
+    in_scale = found.sizes * rows * bias_noise
     if selection.directions.side.name == "outputs":
-        apart = torch.cdist(X, X) / math.sqrt(X.shape[1])  # (b, b): the scale follows the shares
-        mixed = (shares(factors, selection) * apart).square().nansum(1)
+        # The scale follows the shares: what they leave is the difference of two samples.
+        mixed = (found.shares * found.apart).square().nansum(1)
     else:
         mixing = (selection.Q.norm(dim=0) * selection.C.norm(dim=1)).square().sum()
         mixed = direct.square() * float(mixing) / factors.view.inputs
     error = (direct.square() + mixed + in_scale.square()).sqrt()
-    coarse = size * _input_rounding(factors, X, direct)
+    coarse = found.sizes * _input_rounding(factors, X, direct)
     final: Tensor = (_after_rounding(factors, X, error).square() + coarse.square()).sqrt()
     return final
 
@@ -152,7 +193,7 @@ def _grid(gradient: Tensor) -> torch.dtype | None:
     return halves[0] if halves else None
 
 
-def shares(factors: Factors, selection: Selection) -> Tensor:
+def shares(found: Recovered) -> Tensor:
     """How much of sample j the noise leaves in sample i, (b, b): a standard deviation.
 
     q_j is the kernel of the rows A_j of the basis in which sample j is off: zero AND of negative
@@ -163,8 +204,9 @@ def shares(factors: Factors, selection: Selection) -> Tensor:
 
     If the rows leave a second direction free, this is unbounded: the sample may be a mix.
     """
+    factors, selection = found.factors, found.selection
     side, s = selection.directions.side, factors.singular_values
-    off = held_rows(factors, selection).T.to(side.white)  # (b, rows)
+    off = found.held_rows.T.to(side.white)  # (b, rows)
     white = torch.nn.functional.normalize(selection.Q * s[:, None], dim=0).T  # (b, b): unit rows
     c = selection.C / s  # in white coordinates
     lengths = selection.Q.norm(dim=0)
@@ -182,27 +224,12 @@ def shares(factors: Factors, selection: Selection) -> Tensor:
     return out
 
 
-def held_rows(factors: Factors, selection: Selection) -> Tensor:
-    """Live rows (rows, b) in which each sample is off: zero, and its preactivation says so."""
-    Z = preactivations(factors, selection)[:, factors.live_rows]  # (b, rows)
-    return selection.directions.zeros & (Z.T < 0)
-
-
 def _bias_noise(factors: Factors) -> float:
     """Standard deviation of the noise in an entry of dL/db: what of it lies outside the span of L."""
     spare = int((factors.live_rows & factors.bias_rows).sum()) - factors.b
     if spare < UNDECIDED:
         return factors.noise
     return float(factors.bias_outside.norm()) / math.sqrt(spare)
-
-
-def precise_enough(factors: Factors, selection: Selection, error: Tensor) -> Tensor:
-    """Per sample: is its predicted error (b,) small enough to speak of exact?"""
-    claim = EXACT_ERROR / DEVIATIONS_TO_SPARE
-    precise: Tensor = error <= claim * sizes(factors, selection)
-    if bool(precise.all()):
-        return precise
-    return precise | (error <= claim * data_range(factors, selection))
 
 
 # The bias gradient.
@@ -304,13 +331,14 @@ def fits_at_another_scale(factors: Factors, selection: Selection) -> bool:
 # The next layer.
 
 
-def outside_next_layer(factors: Factors, selection: Selection) -> Tensor:
+def outside_next_layer(found: Recovered) -> Tensor:
     """Which samples (b,) the next layer's gradient does not know, where it can tell.
 
     Its rows are sums of the samples' activations relu(z), whatever each was multiplied with. So an
     activation outside their span belongs to no sample: an input of the wrong scale, say, whose weight
     and bias gradient were clipped apart.
     """
+    factors, selection = found.factors, found.selection
     nothing = torch.zeros(selection.b, dtype=torch.bool, device=selection.C.device)
     gradient = factors.view.next_gradient
     if gradient is None or selection.directions.side.name != "outputs":
@@ -323,14 +351,15 @@ def outside_next_layer(factors: Factors, selection: Selection) -> Tensor:
     if level > EXACT_ERROR:
         return nothing  # fewer or more samples show there: it says nothing
     span = Vt[:b]  # (b, m)
-    active = preactivations(factors, selection).clamp_min(0)  # (b, m)
+    active = found.Z.clamp_min(0)  # (b, m)
     rest = active - (active @ span.T) @ span
     outside: Tensor = rest.norm(dim=1) > EXACT_ERROR * active.norm(dim=1)
     return outside
 
 
-def _other_side(factors: Factors, selection: Selection) -> Tensor:
+def _other_side(found: Recovered) -> Tensor:
     """Between two ReLUs: the inputs are non-negative AND the output gradient fits the signs."""
+    factors, selection = found.factors, found.selection
     s = factors.singular_values
     lengths = (selection.C / s).norm(dim=1)
     X = factors.inputs.white @ selection.C.T  # (columns, b)
@@ -342,7 +371,7 @@ def _other_side(factors: Factors, selection: Selection) -> Tensor:
         return nonnegative
     D = (factors.L @ selection.Q).abs()  # (m, b)
     level = factors.zero * selection.Q.norm(dim=0) * (1 + selection.b)
-    Z = preactivations(factors, selection).T
+    Z = found.Z.T
     wrong = ((D <= level) & (Z > 0)) | ((D > UNDECIDED * level) & (Z <= 0))
     fits: Tensor = ~wrong.any(0)
     return fits

@@ -19,11 +19,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from spear.factors import Factors
-from spear.judge.layer import preactivations
+from spear.judge.layer import Recovered
 from spear.judge.precautions import Precautions
 from spear.judge.relu_boundary import FLIPS, smallest_steps
-from spear.judge.selection import Selection
 from spear.layers import network_after
 from spear.tolerances import (
     LATER_NOISE,
@@ -79,7 +77,7 @@ class Fit:
     disagreements: tuple[str, ...]  # parts of the update that disagree, compared if all match
     slopes: Tensor | None = None  # (b, outputs): free targets' gradients at the outputs
     weights: Tensor | None = None  # (b,): of gradients, in units of what a batch of b would have
-    weight_error: Tensor | None = None  # (b,): how well they are known, relative
+    soft_error: Tensor | None = None  # (b,): how well soft labels' weights are known, relative
 
     @property
     def compared(self) -> bool:
@@ -113,6 +111,24 @@ class Fit:
         J = self.replay.jacobians(self.replay.Z[:1])[0]  # (outputs, m)
         return min(varied, int(torch.linalg.matrix_rank(J, rtol=REPLAY_LIMIT)))
 
+    @cached_property
+    def tolerance(self) -> Tensor:
+        """How far a true sample's gradient may be off (b,), relative to its length."""
+        if self.labels is None:
+            return self.replay.free_tolerance
+        return self.replay.tolerance(self.labels)
+
+    @property
+    def weight_error(self) -> Tensor:
+        """How well `weights` are known (b,), relative: on both sides of a comparison."""
+        return 2 * self.tolerance if self.soft_error is None else self.soft_error
+
+    @cached_property
+    def single_gradients(self) -> Tensor:
+        """dL/dz (b, m) of every sample with its label, each with a loss of its own."""
+        assert self.labels is not None
+        return self.replay.single_gradients(self.replay.Z, self.labels)
+
     def curvature(self, steps: Tensor) -> Tensor:
         """How fast each column of dL/dZ leaves the span of all (b,), for a step (b, m) of every z.
 
@@ -122,8 +138,9 @@ class Fit:
         if self.labels is not None:
             h = _NUDGE * replay.Z.norm(dim=1) / steps.norm(dim=1).clamp_min(1e-300)
             there = replay.single_gradients(replay.Z + h[:, None] * steps, self.labels)
-            here = replay.single_gradients(replay.Z, self.labels)
-            turned = (there - here) / h[:, None] * replay.single_weights(self.labels)[:, None].abs()
+            here = self.single_gradients
+            weight = (here * replay.D).sum(1) / here.square().sum(1)
+            turned = (there - here) / h[:, None] * weight[:, None].abs()
         else:
             J = replay.jacobians(replay.Z)
             moved = (J @ steps[:, :, None])[:, :, 0]  # (b, outputs)
@@ -141,9 +158,7 @@ class Fit:
         Z = replay.scaled(scale)
         if self.labels is None:
             return torch.zeros_like(scale)  # a free gradient follows
-        return replay.distance(Z, replay.D, self.labels[:, None])[:, 0] / replay.tolerance(
-            self.labels
-        )
+        return replay.distance(Z, replay.D, self.labels[:, None])[:, 0] / self.tolerance
 
     def weights_at(self, scale: Tensor) -> Tensor | None:
         """`weights` (b,) if inputs are this times (b,) larger."""
@@ -187,8 +202,7 @@ class Fit:
         return self._totals(Z, D).sum()
 
     def _off(self, total: Tensor, biases: bool) -> list[tuple[str, float, float]]:
-        limit = self.replay.update_limit(self.labels)
-        return self.replay.compare(total, limit, biases=biases)
+        return self.replay.compare(total, float(self.tolerance.max()), biases=biases)
 
 
 class Replay:
@@ -196,16 +210,16 @@ class Replay:
 
     def __init__(
         self,
-        factors: Factors,
-        selection: Selection,
+        found: Recovered,
         network: nn.Module,
         loss: Loss,
         relative_error: Tensor,
     ) -> None:
+        factors, selection = found.factors, found.selection
         self.factors, self.network, self.loss = factors, network, loss
         self.C = selection.C
         self.bias = factors.view.bias.to(self.C)
-        self.Z = preactivations(factors, selection)  # (b, m)
+        self.Z = found.Z.clone()  # (b, m)
         self.D = (factors.L @ selection.Q).T  # (b, m)
         # Neurons that were frozen or masked have no gradient, whatever the samples do.
         self.sent = None if selection.frozen is None else ~selection.frozen
@@ -223,13 +237,9 @@ class Replay:
 
     @staticmethod
     def prepare(
-        factors: Factors,
-        selection: Selection,
-        model: nn.Module,
-        loss: Loss | None,
-        relative_error: Tensor,
+        found: Recovered, model: nn.Module, loss: Loss | None, relative_error: Tensor
     ) -> Replay | str:
-        view = factors.view
+        view, device = found.factors.view, found.factors.left.device
         if view.layer is None:
             return "the update does not say which layer it is: use spear.observe(model, gradients)"
         behind = network_after(model, view.layer)
@@ -241,18 +251,17 @@ class Replay:
             isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in behind.modules()
         ):
             return "batch norm behind the layer is in train mode, so samples act on each other"
-        network = copy.deepcopy(behind).to(factors.left.device, torch.float64).requires_grad_(True)
+        network = copy.deepcopy(behind).to(device, torch.float64).requires_grad_(True)
         if isinstance(loss, nn.Module):
-            loss = copy.deepcopy(loss).to(factors.left.device, torch.float64)
-        replay = Replay(factors, selection, network, loss or nn.CrossEntropyLoss(), relative_error)
+            loss = copy.deepcopy(loss).to(device, torch.float64)
+        replay = Replay(found, network, loss or nn.CrossEntropyLoss(), relative_error)
         if loss is None and replay.outputs == 1:
             replay.loss = _BINARY
         return replay
 
     @staticmethod
     def attempt(
-        factors: Factors,
-        selection: Selection,
+        found: Recovered,
         model: nn.Module,
         loss: Loss | None,
         *,
@@ -269,7 +278,7 @@ class Replay:
             Precautions(),
         ):
             try:
-                replay = Replay.prepare(factors, selection, model, loss, relative_error)
+                replay = Replay.prepare(found, model, loss, relative_error)
                 return replay if isinstance(replay, str) else use(replay)
             except Exception as error:
                 lines = str(error).strip().splitlines() or [""]
@@ -346,8 +355,7 @@ class Replay:
         """How the loss with labels explains the samples."""
         labels, matched = self.match_labels(generator)
         weights = self.joint_weights(self.Z, self.D, labels)
-        error = 2 * self.tolerance(labels)
-        fit = Fit(self, words, told, labels, matched, (), weights=weights, weight_error=error)
+        fit = Fit(self, words, told, labels, matched, (), weights=weights)
         return self._with_disagreements(fit)
 
     def free(self, words: str, told: bool) -> Fit | None:
@@ -355,8 +363,7 @@ class Replay:
         if _OUTPUTS * self.outputs > int((self.D != 0).any(0).sum()):
             return None
         slopes, off = self.at_outputs(self.Z, self.D)
-        # Rounding at the outputs is a share of the gradient there, whatever the loss.
-        matched = off <= (2 * self.rounding + self.own).clamp_max(REPLAY_LIMIT)
+        matched = off <= self.free_tolerance
         fit = Fit(self, words, told, None, matched, (), slopes=slopes)
         return self._with_disagreements(fit if told else self._soft(fit))
 
@@ -383,7 +390,7 @@ class Replay:
             return fit
         error = rounding / s.norm(dim=1)
         weights = len(s) / per_weight
-        return dataclasses.replace(fit, loss=_SOFT, weights=weights, weight_error=error)
+        return dataclasses.replace(fit, loss=_SOFT, weights=weights, soft_error=error)
 
     def _with_disagreements(self, fit: Fit) -> Fit:
         """The same, with the parts of the update that disagree, where all samples match."""
@@ -433,19 +440,27 @@ class Replay:
         common = float(self.single_weights(labels)[matched].median())
         at_outputs, off = self.at_outputs(self.Z[open_], self.D[open_])
         for k, i in enumerate(open_):
-            slopes = self._slopes(self.network(self.Z[i : i + 1]).detach())
+            slopes = self._slopes(self.network(self.Z[i : i + 1]).detach(), single=True)
             label = (at_outputs[k] / common - slopes).abs().amax(1).argmin()
             rounding = (at_outputs[k] / common - slopes[label]).abs().max()
             if float(off[k]) <= REPLAY_LIMIT and float(rounding) <= self.rounding:
                 labels[i], matched[i] = label, True
         return labels, matched
 
-    def _slopes(self, outputs: Tensor) -> Tensor:
-        """The loss's gradient at the outputs of one sample (1, ...), for every label (labels, outputs)."""
+    def _slopes(self, outputs: Tensor, *, single: bool = False) -> Tensor:
+        """The loss's gradient at the outputs of one sample (1, ...), for every label (labels, outputs).
+
+        Up to a factor that all share, unless each is to be a batch of its own.
+        """
         leaf = outputs.expand(self.classes, *outputs.shape[1:]).detach().requires_grad_()
         every = torch.arange(self.classes, device=outputs.device)
         with torch.enable_grad():
-            (slopes,) = torch.autograd.grad(self.single_losses(leaf, every), leaf)
+            losses = (
+                self.single_losses(leaf, every)
+                if single
+                else [self.loss(leaf, self.as_targets(every, leaf)).sum()]
+            )
+            (slopes,) = torch.autograd.grad(losses, leaf)
         return slopes.flatten(1)
 
     def across_thresholds(self, i: int, label: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -479,6 +494,11 @@ class Replay:
         size = gradient.flatten(1).norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
         tolerance: Tensor = self.rounding * (1 + 1 / size) + self.own
         return tolerance.clamp_max(REPLAY_LIMIT)
+
+    @property
+    def free_tolerance(self) -> Tensor:
+        """The same (b,) where targets are free: rounding is a share of the gradient, whatever the loss."""
+        return (2 * self.rounding + self.own).clamp_max(REPLAY_LIMIT)
 
     def nearest_labels(self, Z: Tensor, D: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """For rows of Z (k, m): the label whose gradient points along D, and how far off it is.
@@ -577,13 +597,6 @@ class Replay:
 
     # Later layers.
 
-    def update_limit(self, labels: Tensor | None) -> float:
-        """How far a later layer's gradient may be off, relative to its length."""
-        own = float(self.own.max())
-        if labels is None:
-            return min(2 * self.rounding + own, REPLAY_LIMIT)
-        return float(self.tolerance(labels).max())
-
     def compare(
         self, total: Tensor, limit: float, *, biases: bool = True
     ) -> list[tuple[str, float, float]]:
@@ -604,7 +617,10 @@ class Replay:
             seen = others[name].to(computed)
             distance = float((computed - seen).norm())
             size = max(float(seen.norm()), float(computed.norm()))
-            allowed = limit * size + self._unexplained(parameter, size)
+            rounded = (
+                torch.finfo(others[name].dtype).eps * size
+            )  # it may be coarser than the layer's
+            allowed = limit * size + rounded + self._unexplained(parameter, size)
             found.append((name, distance / max(allowed, 1e-300), distance / max(size, 1e-300)))
         return found
 
@@ -620,12 +636,10 @@ class Replay:
 
 
 def weigh_losses(
-    factors: Factors,
-    selection: Selection,
+    found: Recovered,
     model: nn.Module,
     loss: Loss | None,
     *,
-    relative_error: Tensor,
     generator: torch.Generator | None,
 ) -> Fit | str:
     """The first loss that explains the update: the one told, cross-entropy, or any with free targets.
@@ -645,7 +659,7 @@ def weigh_losses(
             return replay.labelled(words, told, generator)
 
         fit = Replay.attempt(
-            factors, selection, model, known, relative_error=relative_error, use=explain
+            found, model, known, relative_error=found.error / found.sizes, use=explain
         )
         if isinstance(fit, str):
             trouble.append(fit)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from spear.factors import Factors
+from spear.judge.layer import Recovered
 from spear.judge.replay import Loss, Replay, compares_numbers
 from spear.judge.selection import Selection
 from spear.layers import SoftRelu, soften
@@ -58,8 +59,7 @@ def rescale(
     if factors.view.training is not None and not factors.view.training.one_step:
         return "the update sums several local steps"
     return Replay.attempt(
-        factors,
-        selection,
+        Recovered(factors, selection),
         model,
         loss,
         relative_error=torch.zeros_like(selection.C[:, 0]),

@@ -13,20 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from spear.directions import firmness, unit
 from spear.factors import Factors
 from spear.judge.causes import Cause
-from spear.judge.layer import (
-    data_range,
-    held_rows,
-    inputs_of,
-    preactivations,
-    shares,
-    signs_hold,
-    sizes,
-    spare_rows,
-)
+from spear.judge.layer import Recovered, signs_hold, spare_rows
 from spear.judge.replay import Fit
-from spear.judge.selection import Selection
 from spear.tolerances import (
     COINCIDENCE,
     DEVIATIONS_TO_SPARE,
@@ -60,7 +51,7 @@ class Ruling:
     missing: str = ""  # what else must have been in the batch, in words
 
 
-def mix(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
+def mix(found: Recovered, fit: Fit | None) -> Ruling:
     """Could a part of another sample sit in this one?
 
     A direction is a sample's own if the rows in which the sample is off, zero AND of negative
@@ -70,15 +61,18 @@ def mix(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
     it stay. Zeros by cancellation do not count: with one output, d_i / s_i - d_j / s_j vanishes wherever
     both are on, and holds both.
     """
-    sound = signs_hold(factors, selection)
+    selection = found.selection
+    sound = signs_hold(found)
     firm = selection.directions.firmness > 0
     if fit is not None and fit.agrees:
         firm = firm | fit.matched
+    elif selection.directions.side.name == "outputs":
+        firm = firm | _held_twice(found, firm)
     sound = sound & firm
     if selection.directions.side.name == "outputs":
-        sound = sound & _held(factors, selection)
+        sound = sound & _held(found)
         if not bool(sound.all()):
-            sound = sound & unmixed(factors, selection, sound)
+            sound = sound & unmixed(found, sound)
     return Ruling(
         Cause.MIXED,
         sound,
@@ -87,36 +81,49 @@ def mix(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
     )
 
 
-def _held(factors: Factors, selection: Selection) -> Tensor:
+def _held_twice(found: Recovered, firm: Tensor) -> Tensor:
+    """Which of the directions that are not firm (b,) their rows that are off hold, whichever is left out."""
+    selection, held = found.selection, found.held_rows
+    side = selection.directions.side
+    twice = torch.zeros_like(firm)
+    white = unit(selection.Q * side.scales[:, None], 0)
+    for j in (~firm).nonzero().flatten().tolist():
+        if int(held[:, j].sum()) >= selection.b + SPARE_ROWS:
+            twice[j] = firmness(side, white[:, j], held[:, j]) > 0
+    return twice
+
+
+def _held(found: Recovered) -> Tensor:
     """Per sample (b,): do the rows that are off leave no share of another that would be seen?"""
-    X = inputs_of(factors, selection)
-    apart = torch.cdist(X, X) / math.sqrt(X.shape[1])
-    share = (shares(factors, selection) * apart).nan_to_num(0.0).norm(dim=1)
-    level = torch.maximum(sizes(factors, selection), X.new_tensor(data_range(factors, selection)))
+    share = (found.shares * found.apart).nan_to_num(0.0).norm(dim=1)
+    level = found.sizes.clamp_min(found.span)
     # Whether the error is small enough to be called exact is asked elsewhere; this is ten times that.
     held: Tensor = share <= UNDECIDED * EXACT_ERROR * level
     return held
 
 
-def unmixed(factors: Factors, selection: Selection, sound: Tensor) -> Tensor:
+def unmixed(found: Recovered, sound: Tensor) -> Tensor:
     """Which samples hold nothing of the directions that turned out wrong.
 
     Where the wrong direction is zero, its own preactivation says so, and a sample is not zero, the
     sample is not in the mix: unless those zeros are just what the direction was solved for.
     """
-    side = selection.directions.side
+    selection, side = found.selection, found.selection.directions.side
     D = (side.basis @ selection.directions.vectors).abs()  # (rows, b), unit directions
     active = UNDECIDED * side.zero * DEVIATIONS_TO_SPARE / EXACT_ERROR < D
-    held = held_rows(factors, selection)
     wrong = (~sound).nonzero().flatten().tolist()
     telling = torch.stack(
-        [held[:, j] & spare_rows(factors, selection.directions.zeros[:, j]) for j in wrong], 1
+        [
+            found.held_rows[:, j] & spare_rows(found.factors, selection.directions.zeros[:, j])
+            for j in wrong
+        ],
+        1,
     )  # (rows, wrong)
     excluding = active.T.to(D) @ telling.to(D)  # (b, wrong)
     return (excluding >= SPARE_ROWS).all(1)
 
 
-def scale(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
+def scale(found: Recovered, fit: Fit | None) -> Ruling:
     """Would the same inputs, larger or smaller, explain the update as well?
 
     x t with d / t gives the same dL/dW. The bias gradient fixes t, if it was scaled as the weights'
@@ -125,22 +132,20 @@ def scale(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
     later layers. The fit must break at t = 1 +- what is claimed: for all samples together with the
     biases of all layers scaled alike (a learning rate of their own), and for each sample alone.
     """
-    b = selection.b
-    if fit is None or selection.directions.side.name != "outputs":
-        everyone = torch.ones(b, dtype=torch.bool, device=selection.C.device)
+    if fit is None or found.selection.directions.side.name != "outputs":
+        everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
         return Ruling(Cause.SCALE, everyone, "", (SCALED_ALIKE,))
-    claimed = EXACT_ERROR * data_range(factors, selection) / sizes(factors, selection)
-    own = claimed.clamp_max(0.5)
-    together = torch.full_like(own, float(own.min()))
-    steps = [1 + together, 1 - together]
-    directions = all(bool((fit.off_at(t) > 1)[fit.matched].any()) for t in steps)
-    pinned = directions or _weights_pin(fit, steps) or _update_pins(fit, steps)
-    alone = torch.stack([fit.off_at(1 + own) > 1, fit.off_at(1 - own) > 1]).all(0)
-    if pinned and not bool(alone[fit.matched].all()):
-        alone = alone | _alone_by_weight(fit, own)
-    if pinned and fit.agrees and not bool(alone.all()):
-        off = torch.stack([fit.alone_off_at(1 + own), fit.alone_off_at(1 - own)])
-        alone = alone | (off > 1).all(0)
+    own = (EXACT_ERROR * found.span / found.sizes).clamp_max(0.5)  # claimed, relative
+    alone = (fit.off_at(1 + own) > 1) & (fit.off_at(1 - own) > 1)
+    pinned = bool(alone[fit.matched].all())
+    if not pinned:
+        together = torch.full_like(own, float(own.min()))
+        pinned = _pinned(fit, [1 + together, 1 - together])
+        if pinned:
+            alone = alone | _alone_by_weight(fit, own)
+        if pinned and fit.agrees and not bool(alone.all()):
+            off = torch.stack([fit.alone_off_at(1 + own), fit.alone_off_at(1 - own)])
+            alone = alone | (off > 1).all(0)
     return Ruling(
         Cause.SCALE,
         alone & pinned,
@@ -149,9 +154,14 @@ def scale(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
     )
 
 
+def _pinned(fit: Fit, steps: list[Tensor]) -> bool:
+    """Is the scale of all samples together fixed, by any of the three?"""
+    directions = all(bool((fit.off_at(t) > 1)[fit.matched].any()) for t in steps)
+    return directions or _weights_pin(fit, steps) or _update_pins(fit, steps)
+
+
 def _even(fit: Fit, weights: Tensor) -> tuple[bool, bool]:
     """Are weights (b,) one for all, and all the same, to the precision they are known with?"""
-    assert fit.weight_error is not None
     known, tolerance = weights[fit.matched], fit.weight_error[fit.matched]
     ones = bool(((known - 1).abs() <= tolerance).all())
     return ones, bool(((known / known.median() - 1).abs() <= tolerance).all())
@@ -178,7 +188,6 @@ def _alone_by_weight(fit: Fit, own: Tensor) -> Tensor:
     """Per sample (b,): is its weight that of others, and would not be at a scale of its own?"""
     if fit.weights is None or fit.labels is None:
         return torch.zeros_like(fit.matched)
-    assert fit.weight_error is not None
     tolerance = fit.weight_error
     common = _grouped(fit.weights, tolerance)[0] > 1
     ones = (fit.weights - 1).abs() <= tolerance
@@ -190,7 +199,7 @@ def _alone_by_weight(fit: Fit, own: Tensor) -> Tensor:
     return (common | ones) & moved
 
 
-def merge(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
+def merge(found: Recovered, fit: Fit | None) -> Ruling:
     """Could this trace be two or more samples?
 
     Samples that switch on the same neurons have gradients in a space of as many dimensions as the
@@ -205,19 +214,17 @@ def merge(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
       alone can merge, that takes a near-duplicate for every one of them, which is assumed away. If others
       can, it takes equal numbers everywhere, which is a coincidence whose chance is computed.
     """
-    everyone = torch.ones(selection.b, dtype=torch.bool, device=selection.C.device)
-    told = factors.view.samples
-    if told == selection.b:
+    everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
+    told = found.factors.view.samples
+    if told == found.b:
         return Ruling(Cause.MERGED, everyone, "")
     if fit is None:
-        more = (
-            told is not None and told > selection.b
-        )  # then some of them are in these traces, perhaps
+        more = told is not None and told > found.b  # then some of them are in these traces, perhaps
         return Ruling(Cause.MERGED, everyone & (not more), _MAY_BE_SEVERAL, (NO_MERGE,))
-    radius = merge_radius(factors, selection, fit)  # (b,)
-    spread = _spread(inputs_of(factors, selection))
+    radius = merge_radius(found, fit)  # (b,)
+    spread = _spread(found.X)
     # The mean of two is half as far from both; the other half is to spare.
-    harmless = radius <= EXACT_ERROR * data_range(factors, selection)
+    harmless = radius <= EXACT_ERROR * found.span
     if fit.dimensions < 2:
         harmless, radius = torch.zeros_like(harmless), torch.full_like(radius, torch.inf)
     assumptions: tuple[str, ...] = ()
@@ -226,7 +233,7 @@ def merge(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
         assumptions = (GENERAL_POSITION,)
     elif not bool(harmless.all()):
         near = radius <= NEAR_DUPLICATE * spread
-        single, unlikely = _single(factors, selection, fit, near)
+        single, unlikely = _single(found, fit, near)
         single = single | harmless
         assumptions = (NOT_ALL_MERGED,) if unlikely else (NOT_ALL_PAIRED,)
     if fit.weights is not None:
@@ -237,7 +244,6 @@ def merge(factors: Factors, selection: Selection, fit: Fit | None) -> Ruling:
 def _doubled(fit: Fit) -> str:
     """In words: whether traces weigh as several of the others do, so that duplicates are likely."""
     assert fit.weights is not None
-    assert fit.weight_error is not None
     heavy = int((_grouped(fit.weights, fit.weight_error)[1] & fit.matched).sum())
     if not heavy:
         return ""
@@ -247,23 +253,23 @@ def _doubled(fit: Fit) -> str:
     )
 
 
-def merge_in_training(factors: Factors, selection: Selection, dimensions: int) -> Ruling:
+def merge_in_training(found: Recovered, dimensions: int) -> Ruling:
     """The same after several local steps, which are repeated with every sample's weight as it is.
 
     A trace of several would weigh more than one sample, and be off; unless all do so alike.
     """
-    everyone = torch.ones(selection.b, dtype=torch.bool, device=selection.C.device)
-    if factors.view.samples == selection.b:
+    everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
+    if found.factors.view.samples == found.b:
         return Ruling(Cause.MERGED, everyone, "")
     if dimensions > 1:
         return Ruling(Cause.MERGED, everyone, "", (NOT_ALL_PAIRED,))
-    unlikely = _chance_of_pairs(selection.b) <= COINCIDENCE
+    unlikely = _chance_of_pairs(found.b) <= COINCIDENCE
     return Ruling(
         Cause.MERGED, everyone & unlikely, _MAY_BE_SEVERAL, (NOT_ALL_MERGED,) if unlikely else ()
     )
 
 
-def merge_radius(factors: Factors, selection: Selection, fit: Fit) -> Tensor:
+def merge_radius(found: Recovered, fit: Fit) -> Tensor:
     """How far apart (b,), per input, two samples of one label and one ReLU pattern may be unseen.
 
     w (s1 x1' + s2 x2') = 2 w s x' + w/2 ds dx': one sample at the mean, and a second part of length
@@ -274,15 +280,15 @@ def merge_radius(factors: Factors, selection: Selection, fit: Fit) -> Tensor:
     - if dx is parallel to x, a darker copy: outside the span of L in the bias gradient, beside which dx
       has length |dx| / |x|.
     """
+    factors, selection, X, Z = found.factors, found.selection, found.X, found.Z
     m, n = factors.view.outputs, factors.view.inputs
-    X, Z = inputs_of(factors, selection), preactivations(factors, selection)
     noise = torch.randn(1, n, generator=torch.Generator().manual_seed(0)).to(X)
     noise = (noise / noise.norm()) @ factors.view.weight.to(X).T
     edge = factors.noise * (math.sqrt(m) + math.sqrt(n))
     left_over = max(edge, *factors.spectrum[factors.b : factors.b + 1].tolist(), 0.0)
     reaches = [(2 * left_over / fit.curvature(noise.expand_as(Z))).sqrt()]
     if len(X) > 1:
-        apart = torch.cdist(X, X).fill_diagonal_(torch.inf)
+        apart = (found.apart * math.sqrt(n)).fill_diagonal_(torch.inf)
         distance, nearest = apart.min(1)
         way = (Z[nearest] - Z) / distance[:, None]
         zeros = factors.zero * math.sqrt(m) * selection.Q.norm(dim=0)[nearest]
@@ -309,15 +315,14 @@ def _spread(X: Tensor) -> float:
     return float(distances.median())
 
 
-def _single(factors: Factors, selection: Selection, fit: Fit, near: Tensor) -> tuple[Tensor, bool]:
+def _single(found: Recovered, fit: Fit, near: Tensor) -> tuple[Tensor, bool]:
     """Which samples (b,) weigh as single ones do; and whether that rests on a coincidence's chance."""
     assert fit.weights is not None
-    assert fit.weight_error is not None
     tolerance = fit.weight_error
     single, unlikely = _by_groups(fit, fit.weights, tolerance, near)
-    clipping = factors.view.reads_data and fit.dimensions > 1 and fit.labels is not None
+    clipping = found.factors.view.reads_data and fit.dimensions > 1 and fit.labels is not None
     if clipping and not bool(single.all()):
-        norms = gradient_norms(factors, selection, fit)
+        norms = gradient_norms(found, fit)
         clipped, _ = _by_groups(fit, fit.weights * norms, tolerance, near)
         single = single | clipped
     return single & fit.matched, unlikely
@@ -390,12 +395,12 @@ def _unseen_share(fit: Fit, tolerance: Tensor) -> Tensor:
     return share
 
 
-def gradient_norms(factors: Factors, selection: Selection, fit: Fit) -> Tensor:
+def gradient_norms(found: Recovered, fit: Fit) -> Tensor:
     """The norm (b,) of each sample's gradient over all parameters, as clipping takes it."""
     replay, labels = fit.replay, fit.labels
     assert labels is not None
-    d = replay.single_gradients(replay.Z, labels).square().sum(1)
-    x = selection.C.square().sum(1)
+    d = fit.single_gradients.square().sum(1)
+    x = found.selection.C.square().sum(1)
     parameters = list(replay.network.parameters())
     behind = []
     for loss in replay.single_losses(replay.network(replay.Z), labels):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from spear.factors import Factors
+from spear.judge.layer import Recovered
 from spear.judge.relu_sides import Sides, Turn, with_sides
 from spear.judge.replay import Loss, Replay, compares_numbers
 from spear.judge.selection import Selection
@@ -55,10 +56,9 @@ class Retrained:
     dimensions: int  # of the gradients that samples with one ReLU pattern may have
 
 
-def retrain(
-    factors: Factors, selection: Selection, model: nn.Module, loss: Loss | None
-) -> Retrained | str:
+def retrain(found: Recovered, model: nn.Module, loss: Loss | None) -> Retrained | str:
     """Repeat the client's local training; or one line on why that cannot be done."""
+    factors, selection = found.factors, found.selection
     view = factors.view
     assert view.training is not None
     if view.training.batch_size is not None and view.training.batch_size < factors.b:
@@ -68,8 +68,7 @@ def retrain(
     if not view.reads_data:
         return "the layer's inputs changed while the layers before it were trained"
     return Replay.attempt(
-        factors,
-        selection,
+        found,
         model,
         loss,
         relative_error=_relative_error(factors, selection),
