@@ -305,7 +305,9 @@ def factorise(view: LayerUpdate) -> Factors:
 def _row_noise(
     view: LayerUpdate, outside: Tensor, rank: int, n: int, noise: float
 ) -> Tensor | None:
-    """Standard deviation of the noise in the entries of each row (m,), or None where it does not show."""
+    """Standard deviation of the noise in the entries of each row (m,), or None where it does not
+    show.
+    """
     if rank >= n or len(outside) != view.outputs or not bool(outside.any()):
         return None
     per_row = outside / math.sqrt(n - rank)

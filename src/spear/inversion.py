@@ -302,25 +302,14 @@ def _verdict(
     count, b = int(certificate.certified.sum()), factors.b
     doubts = "; ".join(certificate.doubts)
     if certificate.whole and not factors.faded:
-        reason = f"all {b} samples recovered, proved by {certificate.proof.value}"
+        reason = f"all {b} samples that show were recovered, proved by {certificate.proof.value}"
         return _Verdict(Outcome.EXACT, Cause.PROVED, reason)
     if count:
         cause = Cause.MISSING if certificate.cause is Cause.PROVED else certificate.cause
         reason = "; ".join(filter(None, [f"{count} of {b} samples certified", doubts, found.words]))
         return _Verdict(Outcome.PARTIAL, cause, reason)
-    noise = f"the update carries noise of {factors.relative_noise:.1e} of its entries"
-    if factors.noisy and not has_content(certificate.predicted_error, inputs):
-        reason = (
-            f"{noise}, and the {b} samples drown in it: their error would be as large as they are"
-        )
-        return _Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
     if factors.noisy and not bool(certificate.precise.any()):
-        error = float(certificate.predicted_error.median())
-        reason = (
-            f"{noise}, too much for an exact recovery: the {b} samples are known to about "
-            f"{error:.1e} per input"
-        )
-        return _Verdict(Outcome.APPROXIMATE, Cause.IMPRECISE, reason)
+        return _noisy_verdict(factors, certificate, inputs)
     if selection.match >= LIKELY_MATCH or selection.one_sided:
         reason = (
             f"{b} samples were found that fit the update (lambda {selection.match:.3f}), likely exact, "
@@ -332,6 +321,25 @@ def _verdict(
         f"{found.words}; {_NOT_AS_SAID}"
     )
     return _Verdict(Outcome.INCONCLUSIVE, found.cause or Cause.UNFIT, reason, returned=False)
+
+
+def _noisy_verdict(factors: Factors, certificate: Certificate, inputs: Tensor) -> _Verdict:
+    """With too much noise for anything exact: is there anything recognisable?"""
+    noise = f"the update carries noise of {factors.relative_noise:.1e} of its entries"
+    if not has_content(certificate.predicted_error, inputs):
+        reason = (
+            f"{noise}, in which the {factors.b} samples drown: errors would be as large as they are"
+        )
+        return _Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
+    if certificate.labels is not None and bool((certificate.labels < 0).all()):
+        reason = f"{noise}, and what stands out of it is no gradient of the model; {_NOT_AS_SAID}"
+        return _Verdict(Outcome.INCONCLUSIVE, Cause.UNFIT, reason, returned=False)
+    error = float(certificate.predicted_error.median())
+    reason = (
+        f"{noise}, too much for an exact recovery: the {factors.b} samples are known to about "
+        f"{error:.1e} per input"
+    )
+    return _Verdict(Outcome.APPROXIMATE, Cause.IMPRECISE, reason)
 
 
 _NOT_AS_SAID = (
@@ -347,8 +355,8 @@ def _remarks(factors: Factors, certificate: Certificate) -> list[str]:
         said.append("samples fainter than the noise, if there are any, do not show")
     if factors.faded:
         said.append(
-            f"besides these {factors.b} the batch holds samples whose gradient has vanished, or nearly: "
-            "they are too faint to be told from noise, and not guessed"
+            f"besides these {factors.b} the batch holds samples whose gradient has vanished, or "
+            "nearly: they are too faint to be told from noise, and not guessed"
         )
     if factors.view.training is not None:
         said.append(
@@ -369,12 +377,11 @@ def _incomplete(
         if found.cause is not None:
             reason = f"no input of {b} samples could be read: {found.words}; give it more time"
             return _nothing(factors, stats, Outcome.INCONCLUSIVE, found.cause, reason)
-        reason = f"no input of {b} samples could be read: {found.words}"
-        if int(factors.live_rows.sum()) >= ROWS_PER_SAMPLE * b:
-            reason = f"{reason}; {_NOT_AS_SAID}"
-            return _nothing(factors, stats, Outcome.INCONCLUSIVE, Cause.UNFIT, reason)
-        reason = f"{reason}; the layer is too narrow for the batch: attack a wider one"
-        return _nothing(factors, stats, Outcome.FAILED, Cause.NARROW, reason)
+        wide = int(factors.live_rows.sum()) >= ROWS_PER_SAMPLE * b
+        why = _NOT_AS_SAID if wide else "the layer is too narrow for the batch: attack a wider one"
+        cause = Cause.UNFIT if wide else Cause.NARROW
+        reason = f"no input of {b} samples could be read: {found.words}; {why}"
+        return _nothing(factors, stats, Outcome.INCONCLUSIVE, cause, reason)
     inputs = factors.reconstruct(C)
     reason = (
         f"{len(C)} of {b} samples were found, and their inputs read from the pattern of their zeros "
@@ -389,9 +396,9 @@ def _no_batch(factors: Factors, stats: Mapping[str, float]) -> Inversion:
     m, n = factors.view.outputs, factors.view.inputs
     if factors.batch_size is None:
         reason = (
-            f"the spectrum shows no gap, so the batch has as many samples as min(m, n) = {min(m, n)} or "
-            "more, or noise, pruning, another optimiser than SGD or weights in place of gradients hide "
-            "them: this cannot tell whether data leaks; attack a wider layer"
+            f"the spectrum shows no gap: the batch has min(m, n) = {min(m, n)} samples or more, or "
+            "noise, pruning, another optimiser than SGD or weights in place of gradients hide them. "
+            "This does not tell whether data leaks; attack a wider layer"
         )
         return _nothing(factors, stats, Outcome.INCONCLUSIVE, Cause.NO_GAP, reason)
     if not bool(factors.live_rows.any()):

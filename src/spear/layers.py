@@ -60,6 +60,9 @@ class LayerReport:
     why: str
     reads_data: bool = False  # its inputs are the model's own, reshaped at most
     caveat: str = ""  # what else, besides earlier layers, stands between its inputs and the data
+    reads: str | None = (
+        None  # the linear layer whose output it reads, through a ReLU and nothing else
+    )
 
     @property
     def attackable(self) -> bool:
@@ -194,14 +197,15 @@ def _report(name: str, uses: list[fx.Node], modules: dict[str, nn.Module]) -> La
     after, why_not_after = _relu_after(uses[0], modules)
     before = _relu_before(uses[0], modules)
     data, caveat = _reads_data(uses[0], modules), _caveat(uses[0], modules)
+    reads = _layer_before(uses[0], modules) if before else None
     if after and before:
-        return LayerReport(name, "both", "a ReLU stands before and after it", data, caveat)
+        return LayerReport(name, "both", "a ReLU stands before and after it", data, caveat, reads)
     if after:
         why = "a ReLU follows it: its output gradient is sparse"
         return LayerReport(name, "after", why, data, caveat)
     if before:
         why = "a ReLU stands before it: its inputs are sparse"
-        return LayerReport(name, "before", why, data, caveat)
+        return LayerReport(name, "before", why, data, caveat, reads)
     return LayerReport(name, None, f"no ReLU stands before it, and {why_not_after}", data)
 
 
@@ -229,6 +233,15 @@ def _relu_before(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if pooled or _is_transparent(source, modules):
         return _relu_before(source, modules)
     return False
+
+
+def _layer_before(node: fx.Node, modules: dict[str, nn.Module]) -> str | None:
+    """The linear layer whose output, through a ReLU, is all that the node reads."""
+    source = node.all_input_nodes[0]
+    while _is_relu(source, modules) or _is_transparent(source, modules):
+        source = source.all_input_nodes[0]
+    linear = source.op == "call_module" and isinstance(modules[str(source.target)], nn.Linear)
+    return str(source.target) if linear else None
 
 
 def _reads_data(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

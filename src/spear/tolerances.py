@@ -25,8 +25,8 @@ batch in which a third is wrong ends below; right ones were seen at 0.94 and mor
 (the paper's table of epochs), and at 0.85 with dropout of 0.3 behind the layer."""
 
 ROWS_PER_SAMPLE = 4.0
-"""Live rows per sample from which the search finds a batch (64 of 200 rows, 250 of 1000): with as many and
-nothing found, the update is not what it was said to be; with fewer, the layer is too narrow."""
+"""Live rows per sample from which the search finds a batch (64 of 200 rows, 250 of 1000): if as many
+give nothing, the update is not what it was said to be; with fewer, the layer is too narrow."""
 
 # Zeros and signs.
 

@@ -101,17 +101,11 @@ class LayerUpdate:
     @property
     def next_gradient(self) -> Tensor | None:
         """The weight gradient of the linear layer that follows, one ReLU away, if it is known."""
-        names = [report.name for report in self.considered]
-        if self.layer not in names[:-1] or self.relu == "before":
-            return None
-        following = self.considered[names.index(self.layer) + 1]
-        gradient = self.others.get(f"{following.name}.weight")
-        direct = following.relu in ("before", "both") and gradient is not None
-        return (
-            gradient
-            if direct and gradient is not None and gradient.shape[1] == self.outputs
-            else None
-        )
+        following = [
+            r.name for r in self.considered if self.layer is not None and r.reads == self.layer
+        ]
+        gradient = self.others.get(f"{following[0]}.weight") if len(following) == 1 else None
+        return None if gradient is None or gradient.shape[1] != self.outputs else gradient
 
     @property
     def meaning(self) -> str:

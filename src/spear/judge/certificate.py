@@ -125,8 +125,8 @@ def _of_the_layer(found: Recovered) -> list[Ruling]:
         Ruling(
             Cause.UNFIT,
             scaled,
-            "have a scale that the bias gradient does not give: it is no combination of theirs (an input "
-            "that is zero, inputs that depend on each other linearly, or another batch's)",
+            "have a scale that the bias gradient does not give: it is no combination of theirs (an "
+            "input that is zero, inputs that depend on each other linearly, or another batch's)",
         ),
     ]
     apart = factors.view.clipped_apart or fits_at_another_scale(factors, selection)
@@ -144,8 +144,8 @@ def _of_the_layer(found: Recovered) -> list[Ruling]:
         Ruling(
             Cause.SCALE,
             known,
-            f"are not what the next layer's gradient knows ({int(unknown.sum())} at this scale): weight "
-            "and bias gradients were clipped apart (per-layer clipping), or differ otherwise",
+            f"are not what the next layer's gradient knows ({int(unknown.sum())} at this scale): "
+            "weight and bias gradients were clipped apart (per-layer clipping), or differ otherwise",
         )
     )
     return ruled

@@ -55,7 +55,9 @@ class Recovered:
 
     @cached_property
     def span(self) -> float:
-        """From the lowest to the highest value of a sample, as most have it: a wrong one may have any."""
+        """From the lowest to the highest value of a sample, as most have it: a wrong one may have
+        any.
+        """
         return float((self.X.amax(1) - self.X.amin(1)).median())
 
     @cached_property
@@ -165,9 +167,10 @@ def _after_rounding(factors: Factors, X: Tensor, error: Tensor) -> Tensor:
 def _input_rounding(factors: Factors, X: Tensor, direct: Tensor) -> float:
     """The relative error that the client's own rounding left in its inputs.
 
-    A client that computes in half precision (autocast) rounds its inputs before the layer sees them, and
-    sends gradients of that precision, whatever their dtype: of these rounded inputs. If inputs can be
-    seen well enough to show that they are not on that grid, only the gradients were rounded.
+    A client that computes in half precision (autocast) rounds its inputs before the layer sees
+    them, and sends gradients of that precision, whatever their dtype: of these rounded inputs. If
+    inputs can be seen well enough to show that they are not on that grid, only the gradients were
+    rounded.
     """
     grid = _grid(factors.view.weight_grad)
     if grid is None:
@@ -250,10 +253,10 @@ def bias_level(factors: Factors, g: Tensor) -> float:
 def without_spoilt(factors: Factors, selection: Selection) -> Selection:
     """The selection with scales that hold where some samples spoil the bias gradient.
 
-    Inputs that depend on each other linearly (a darker copy, a sum of two) leave fewer traces in dL/dW than
-    columns in dL/db = sum of all d: it leaves the span of L, and spoils every scale. But where the traces
-    of those samples vanish, so do they, and dL/db is the sum of the others alone. Up to two traces are
-    looked for that explain it; their own scale stays unknown (`spoilt`).
+    Inputs that depend on each other linearly (a darker copy, a sum of two) leave fewer traces in
+    dL/dW than columns in dL/db = sum of all d: it leaves the span of L, and spoils every scale. But
+    where the traces of those samples vanish, so do they, and dL/db is the sum of the others alone.
+    Up to two traces are looked for that explain it; their own scale stays unknown (`spoilt`).
     """
     if bias_in_span(factors) or selection.directions.side.name != "outputs":
         return selection
@@ -287,11 +290,10 @@ def without_spoilt(factors: Factors, selection: Selection) -> Selection:
 def has_content(error: Tensor, inputs: Tensor) -> bool:
     """Does what came back (b, n) say more of the samples than noise does, for most of them?"""
     X = inputs.double()
-    spread = float((X - X.mean(0)).square().mean().sqrt()) if len(X) > 1 else float(X.std())
+    spread = (X - X.mean(0)).square().mean().sqrt() if len(X) > 1 else X.std()
     # What came back holds the error as well as the samples.
-    typical = float(error.median())
-    own = math.sqrt(max(spread**2 - typical**2, 0.0))
-    return typical < CONTENT * own
+    own = (spread.square() - error.median().square()).clamp_min(0).sqrt()
+    return 2 * int((error < CONTENT * own).sum()) > len(X)
 
 
 def scale_range(factors: Factors, selection: Selection) -> tuple[Tensor, Tensor]:
@@ -378,7 +380,9 @@ def _other_side(found: Recovered) -> Tensor:
 
 
 def spare_rows(factors: Factors, zeros: Tensor) -> Tensor:
-    """Which of a direction's zero rows (rows,) would be zero even if it had not been solved for them."""
+    """Which of a direction's zero rows (rows,) would be zero even if it had not been solved for
+    them.
+    """
     side = factors.outputs
     spare = torch.zeros_like(zeros)
     U, s, _ = torch.linalg.svd(side.basis[zeros], full_matrices=False)

@@ -153,7 +153,9 @@ class Fit:
     # The same samples at another scale: x t, and so d / t.
 
     def off_at(self, scale: Tensor) -> Tensor:
-        """How far columns are off (b,) in units of their tolerance, if inputs are this times (b,) larger."""
+        """How far columns are off (b,) in units of their tolerance, if inputs are this times (b,)
+        larger.
+        """
         replay = self.replay
         Z = replay.scaled(scale)
         if self.labels is None:
@@ -168,7 +170,9 @@ class Fit:
         return self.replay.joint_weights(Z, self.replay.D / scale[:, None], self.labels)
 
     def update_off_at(self, scale: Tensor, *, biases: bool) -> float:
-        """How far later layers are off, in units of what is allowed, at another scale (b,) of inputs."""
+        """How far later layers are off, in units of what is allowed, at another scale (b,) of
+        inputs.
+        """
         replay = self.replay
         if not replay.compared:
             return 0.0
@@ -328,10 +332,10 @@ class Replay:
         return slopes[:, :, 0], rest.norm(dim=1) / D.norm(dim=1)
 
     def bent(self, moved: Tensor) -> list[Tensor]:
-        """How the gradient at the outputs changes as these move (b, outputs), by losses with free targets.
+        """How gradients at the outputs change as these move (b, outputs): losses with free targets.
 
-        That of a mean over the batch. A loss that was told is known; otherwise squared error, binary and
-        soft cross-entropy are tried.
+        That of a mean over the batch. A loss that was told is known; otherwise squared error,
+        binary and soft cross-entropy are tried.
         """
         with torch.no_grad():
             outputs = self.run(self.Z)
@@ -359,7 +363,9 @@ class Replay:
         return self._with_disagreements(fit)
 
     def free(self, words: str, told: bool) -> Fit | None:
-        """How a loss whose gradient at the outputs can be anything does; None where that says nothing."""
+        """How a loss whose gradient at the outputs can be anything does; None where that says
+        nothing.
+        """
         if _OUTPUTS * self.outputs > int((self.D != 0).any(0).sum()):
             return None
         slopes, off = self.at_outputs(self.Z, self.D)
@@ -370,8 +376,9 @@ class Replay:
     def _soft(self, fit: Fit) -> Fit:
         """The same with weights, if targets are those of cross-entropy with labels smoothed or mixed.
 
-        s = w (p - t), p the softmax, and t is one number but for two classes at most: those that s pulls
-        up most. So p = t + s / w is a straight line over all other classes, whose slope gives w.
+        s = w (p - t), p the softmax, and t is one number but for two classes at most: those that s
+        pulls up most. So p = t + s / w is a straight line over all other classes, whose slope gives
+        w.
         """
         assert fit.slopes is not None
         s = fit.slopes
@@ -497,8 +504,11 @@ class Replay:
 
     @property
     def free_tolerance(self) -> Tensor:
-        """The same (b,) where targets are free: rounding is a share of the gradient, whatever the loss."""
-        return (2 * self.rounding + self.own).clamp_max(REPLAY_LIMIT)
+        """The same (b,) where targets are free: rounding is a share of the gradient, whatever the
+        loss.
+        """
+        tolerance: Tensor = (2 * self.rounding + self.own).clamp_max(REPLAY_LIMIT)
+        return tolerance
 
     def nearest_labels(self, Z: Tensor, D: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """For rows of Z (k, m): the label whose gradient points along D, and how far off it is.
@@ -600,7 +610,9 @@ class Replay:
     def compare(
         self, total: Tensor, limit: float, *, biases: bool = True
     ) -> list[tuple[str, float, float]]:
-        """Parameters behind the layer: name, how far off in units of what is allowed, and of its norm."""
+        """Parameters behind the layer: name, how far off in units of what is allowed, and of its
+        norm.
+        """
         others = self.factors.view.others
         parameters = {
             n: p
@@ -644,8 +656,8 @@ def weigh_losses(
 ) -> Fit | str:
     """The first loss that explains the update: the one told, cross-entropy, or any with free targets.
 
-    Of several that do not explain all of it, the one that matches most samples. One line on why there is
-    no replay, if the model cannot be run.
+    Of several that do not explain all of it, the one that matches most samples. One line on why
+    there is no replay, if the model cannot be run.
     """
     tried: list[Fit] = []
     trouble: list[str] = []

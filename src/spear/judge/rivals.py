@@ -29,6 +29,7 @@ from spear.tolerances import (
 )
 
 SCALED_ALIKE = "weight and bias gradients were scaled alike"
+UNSEEN = "samples whose gradient vanished, if there were any, do not count"
 NO_MERGE = "no sample is several in one trace (near-duplicates; one output or two classes)"
 NOT_ALL_PAIRED = "not every sample has a near-duplicate in the batch"
 NOT_ALL_MERGED = "samples that switch on the same neurons did not merge in equal numbers everywhere"
@@ -56,10 +57,10 @@ def mix(found: Recovered, fit: Fit | None) -> Ruling:
 
     A direction is a sample's own if the rows in which the sample is off, zero AND of negative
     preactivation, have no other kernel: then noise leaves a share of other samples that is small
-    (`shares`). It must be held by more rows than it was solved for, or by the replay. If a direction of the
-    batch is wrong, it is a mix, and spoils those samples it mixes: only samples that provably are not in
-    it stay. Zeros by cancellation do not count: with one output, d_i / s_i - d_j / s_j vanishes wherever
-    both are on, and holds both.
+    (`shares`). It must be held by more rows than it was solved for, or by the replay. If a
+    direction of the batch is wrong, it is a mix, and spoils those samples it mixes: only samples
+    that provably are not in it stay. Zeros by cancellation do not count: with one output, d_i / s_i
+    - d_j / s_j vanishes wherever both are on, and holds both.
     """
     selection = found.selection
     sound = signs_hold(found)
@@ -82,7 +83,9 @@ def mix(found: Recovered, fit: Fit | None) -> Ruling:
 
 
 def _held_twice(found: Recovered, firm: Tensor) -> Tensor:
-    """Which of the directions that are not firm (b,) their rows that are off hold, whichever is left out."""
+    """Which of the directions that are not firm (b,) their rows that are off hold, whichever is
+    left out.
+    """
     selection, held = found.selection, found.held_rows
     side = selection.directions.side
     twice = torch.zeros_like(firm)
@@ -180,7 +183,9 @@ def _weights_pin(fit: Fit, steps: list[Tensor]) -> bool:
 
 
 def _update_pins(fit: Fit, steps: list[Tensor]) -> bool:
-    """Do later weights break at another scale? Their biases may have been scaled as this layer's was."""
+    """Do later weights break at another scale? Their biases may have been scaled as this layer's
+    was.
+    """
     return fit.agrees and all(fit.update_off_at(t, biases=False) > 1 for t in steps)
 
 
@@ -210,9 +215,10 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
 
     - as many samples were told as there are traces;
     - or it could be of samples only that are all the returned one, to the claimed error;
-    - or weights are those of single samples: equal, or as clipping by norm makes them. If near-duplicates
-      alone can merge, that takes a near-duplicate for every one of them, which is assumed away. If others
-      can, it takes equal numbers everywhere, which is a coincidence whose chance is computed.
+    - or weights are those of single samples: equal, or as clipping by norm makes them. If near-
+      duplicates alone can merge, that takes a near-duplicate for every one of them, which is
+      assumed away. If others can, it takes equal numbers everywhere, which is a coincidence whose
+      chance is computed.
     """
     everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
     told = found.factors.view.samples
@@ -238,6 +244,8 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         assumptions = (NOT_ALL_MERGED,) if unlikely else (NOT_ALL_PAIRED,)
     if fit.weights is not None:
         doubled = _doubled(fit)
+        if not _even(fit, fit.weights)[0]:
+            assumptions = (*assumptions, UNSEEN)
     return Ruling(Cause.MERGED, single, _MAY_BE_SEVERAL, assumptions, doubled)
 
 
@@ -359,12 +367,14 @@ def _grouped(weights: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chance_of_pairs(k: int) -> float:
-    """How likely 2 k samples fall into k cells in pairs, if all cells are as likely: (2k)! / 2^k k^2k."""
+    """How likely 2 k samples fall into k cells in pairs, if all cells are as likely: (2k)! / 2^k
+    k^2k.
+    """
     return math.exp(math.lgamma(2 * k + 1) - k * math.log(2) - 2 * k * math.log(k))
 
 
 def _unseen_share(fit: Fit, tolerance: Tensor) -> Tensor:
-    """With one output: the share of the outputs' spread (b,) within which a pair's weight is twice one's.
+    """With one output: the share (b,) of the outputs' spread in which a pair weighs twice as one.
 
     Two samples at outputs o - e and o + e weigh s(o - e) + s(o + e), and count as one at their weighted
     mean. Where s is curved, that is not twice a single weight.
