@@ -6,6 +6,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "spear"
 CORE = [
     "errors",
+    "tolerances",
     "spread",
     "theory",
     "tracing",
@@ -26,7 +27,19 @@ CORE = [
     "vertices",
     "estimation",
     "cascade",
-    "judge",
+    "judge/causes",
+    "judge/selection",
+    "judge/layer",
+    "judge/precautions",
+    "judge/relu_boundary",
+    "judge/relu_sides",
+    "judge/replay",
+    "judge/rivals",
+    "judge/training",
+    "judge/rescaling",
+    "judge/partial",
+    "judge/certificate",
+    "judge/__init__",
     "inversion",
 ]
 
@@ -39,13 +52,24 @@ def imported(path, type_checking=False):
             node.body = []
     names = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "spear":
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("spear."):
-            names.add(node.module.split(".")[1])
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "spear":
+            for alias in node.names:
+                within = f"{node.module}.{alias.name}".split(".")[1:]
+                names.add(module_of(within))
         elif isinstance(node, ast.Import):
-            names |= {a.name.split(".")[1] for a in node.names if a.name.startswith("spear.")}
+            names |= {module_of(a.name.split(".")[1:]) for a in node.names if "spear." in a.name}
     return names
+
+
+def module_of(parts):
+    """The module that a dotted name is, or is in: `judge.rivals.scale` is in judge/rivals."""
+    for count in range(len(parts), 0, -1):
+        path = SOURCE.joinpath(*parts[:count])
+        if path.with_suffix(".py").exists():
+            return "/".join(parts[:count])
+        if (path / "__init__.py").exists():
+            return "/".join([*parts[:count], "__init__"])
+    return parts[0]
 
 
 def test_the_core_imports_leftward_only():
@@ -57,7 +81,7 @@ def test_the_core_imports_leftward_only():
 def test_attacks_never_see_the_truth():
     for name in CORE:
         text = (SOURCE / f"{name}.py").read_text(encoding="utf-8")
-        assert "metrics" not in imported(SOURCE / f"{name}.py")
+        assert not any(n.startswith("metrics") for n in imported(SOURCE / f"{name}.py"))
         assert "federated" not in text.split('"""', 2)[2], name
 
 

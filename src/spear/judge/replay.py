@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -54,6 +55,13 @@ _ON_NUMBERS_CALLED = (
     nn.functional.smooth_l1_loss,
     nn.functional.huber_loss,
 )
+
+
+@contextmanager
+def replaying() -> Iterator[None]:
+    """Gradients can be taken, whatever the caller switched off; the random state stays as it was."""
+    with torch.inference_mode(False), torch.enable_grad(), Precautions():
+        yield
 
 
 def compares_numbers(loss: Loss | None) -> bool:
@@ -276,11 +284,7 @@ class Replay:
 
         The user's model and loss run here, and may raise anything: then there is no replay.
         """
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            Precautions(),
-        ):
+        with replaying():
             try:
                 replay = Replay.prepare(found, model, loss, relative_error)
                 return replay if isinstance(replay, str) else use(replay)
