@@ -216,8 +216,8 @@ def _rescaled(
 ) -> tuple[Selection, Certificate]:
     """Noisy samples with the scale, and the labels, that the model gives them."""
     rescaled = rescale(factors, selection, model, loss)
-    if isinstance(rescaled, str):
-        return selection, certificate
+    if isinstance(rescaled, str) or bool((rescaled.labels < 0).all()):
+        return selection, certificate  # another loss than one with labels
     judged = dataclasses.replace(certificate, labels=rescaled.labels, remark=rescaled.remark)
     return rescaled.selection, judged
 
@@ -331,9 +331,6 @@ def _noisy_verdict(factors: Factors, certificate: Certificate, inputs: Tensor) -
             f"{noise}, in which the {factors.b} samples drown: errors would be as large as they are"
         )
         return _Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
-    if certificate.labels is not None and bool((certificate.labels < 0).all()):
-        reason = f"{noise}, and what stands out of it is no gradient of the model; {_NOT_AS_SAID}"
-        return _Verdict(Outcome.INCONCLUSIVE, Cause.UNFIT, reason, returned=False)
     error = float(certificate.predicted_error.median())
     reason = (
         f"{noise}, too much for an exact recovery: the {factors.b} samples are known to about "

@@ -65,9 +65,9 @@ LATER_NOISE_LIMIT = 1e-2
 COINCIDENCE = 1e-3
 """How likely a coincidence may be that a merge needs (equal weights although samples merged)."""
 
-NEAR_DUPLICATE = 0.1
-"""Of the spread between samples: nearer ones are near-duplicates. Where only these can merge, equal
-weights exclude it, unless every sample of the batch has a near-duplicate: that is listed."""
+NEAR_DUPLICATE = 0.3
+"""Of the usual distance between samples: nearer ones are near-duplicates. Where only these can merge,
+equal weights exclude it, unless every sample of the batch has a near-duplicate: that is listed."""
 
 LARGEST_MERGE = 64
 """Samples in one trace that a weight is compared with."""

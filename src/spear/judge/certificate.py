@@ -72,6 +72,8 @@ def certify(
         fit = weigh_losses(found, model, loss, generator=generator)
     if isinstance(fit, str):
         return _by_pattern(found, fit)
+    if fit.labels is None and not fit.replay.compared:
+        return _by_pattern(found, "there is no gradient of a later layer to compare")
     if not fit.usable:
         return _unfit(found, fit)
     with replaying():
@@ -80,7 +82,7 @@ def certify(
             rivals.contradicted(fit),
             rivals.scale(found, fit),
             rivals.merge(found, fit),
-            *_of_the_layer(found),
+            *_of_the_layer(found, fit),
             _imprecise(found),
         ]
     labels = None if fit.labels is None else torch.where(fit.matched, fit.labels, -1)
@@ -101,25 +103,26 @@ def _by_pattern(found: Recovered, why: str) -> Certificate:
         rivals.mix(found, None),
         rivals.scale(found, None),
         rivals.merge(found, None),
-        *_of_the_layer(found),
+        *_of_the_layer(found, None),
         _imprecise(found),
     ]
     remark = "" if found.factors.view.model is None else f"no replay: {why}"
     return _composed(found, rulings, Proof.PATTERN, remark=remark)
 
 
-def _of_the_layer(found: Recovered) -> list[Ruling]:
+def _of_the_layer(found: Recovered, fit: Fit | None) -> list[Ruling]:
     """What must hold of the whole layer before anything in it is believed."""
     factors, selection = found.factors, found.selection
     everyone = torch.ones(selection.b, dtype=torch.bool, device=selection.C.device)
     side = selection.directions.side
+    replayed = fit is not None and fit.agrees and fit.dimensions > 1
     scaled = everyone & bias_in_span(factors)
     if selection.spoilt is not None:
         scaled = ~selection.spoilt
     ruled = [
         Ruling(
             Cause.NARROW,
-            everyone & patterns_tell(selection),
+            everyone & (replayed or patterns_tell(selection)),
             f"cannot be judged: {len(side.basis)} live rows prove nothing about {selection.b} samples; "
             "attack a wider layer",
         ),
@@ -159,6 +162,9 @@ def _imprecise(found: Recovered) -> Ruling:
 
 def _unfit(found: Recovered, fit: Fit) -> Certificate:
     """A replay that explains nothing is no evidence against a sample, but nothing is proved either."""
+    if not fit.replay.tells:
+        words = "the update is too coarse or too noisy for a replay to show anything"
+        return _unproved(found, Cause.IMPRECISE, (words,))
     words = (
         "the model does not reproduce the update with any loss, so nothing excludes another scale or "
         "merged samples (other weights than the client's, clipping by layer, or another network "

@@ -208,7 +208,9 @@ class Fit:
             return weighed
         single = replay.single_gradients(Z, self.labels)
         factor = (single * D).sum(1) / single.square().sum(1)
-        return factor * torch.stack(replay.single_losses(replay.network(Z), self.labels))
+        return factor * torch.stack(
+            replay.single_losses(replay.forward(replay.network, Z), self.labels)
+        )
 
     def _total(self, Z: Tensor, D: Tensor) -> Tensor:
         return self._totals(Z, D).sum()
@@ -295,6 +297,11 @@ class Replay:
                     f"({type(error).__name__}: {lines[0][:120]})"
                 )
 
+    @property
+    def tells(self) -> bool:
+        """Is the update precise enough for a replay to agree or not?"""
+        return float((self.rounding / ROUNDINGS + self.own).median()) <= REPLAY_LIMIT
+
     # The network.
 
     @property
@@ -306,8 +313,13 @@ class Replay:
 
     def run(self, Z: Tensor) -> Tensor:
         """The network's outputs (k, outputs)."""
-        outputs: Tensor = self.network(Z)
-        return outputs.reshape(len(Z), -1)
+        return self.forward(self.network, Z).reshape(len(Z), -1)
+
+    @staticmethod
+    def forward(network: nn.Module, Z: Tensor) -> Tensor:
+        """A network's outputs, a row a sample: tokens may come back in one long row."""
+        outputs: Tensor = network(Z)
+        return outputs if outputs.ndim and len(outputs) == len(Z) else outputs.reshape(len(Z), -1)
 
     def scaled(self, scale: Tensor) -> Tensor:
         """Preactivations (b, m) of inputs this times (b,) larger."""
@@ -346,7 +358,8 @@ class Replay:
         per_entry = 1 / outputs.numel()
         squared = 2 * per_entry * moved
         if isinstance(self.loss, nn.MSELoss) or self.loss is nn.functional.mse_loss:
-            return [squared]
+            leaf = (outputs + moved).requires_grad_()  # as its mean or sum has it
+            return [torch.autograd.grad(self.loss(leaf, outputs).sum(), leaf)[0]]
         if compares_numbers(self.loss):
             return [torch.zeros_like(moved)]  # absolute errors have no curvature
         sigma = outputs.sigmoid()
@@ -451,7 +464,9 @@ class Replay:
         common = float(self.single_weights(labels)[matched].median())
         at_outputs, off = self.at_outputs(self.Z[open_], self.D[open_])
         for k, i in enumerate(open_):
-            slopes = self._slopes(self.network(self.Z[i : i + 1]).detach(), single=True)
+            slopes = self._slopes(
+                self.forward(self.network, self.Z[i : i + 1]).detach(), single=True
+            )
             label = (at_outputs[k] / common - slopes).abs().amax(1).argmin()
             rounding = (at_outputs[k] / common - slopes[label]).abs().max()
             if float(off[k]) <= REPLAY_LIMIT and float(rounding) <= self.rounding:
@@ -499,7 +514,7 @@ class Replay:
     def tolerance(self, labels: Tensor) -> Tensor:
         """How far a true sample's replayed gradient may be off, relative to its length, (b,)."""
         with torch.enable_grad():
-            outputs = self.network(self.Z).detach().requires_grad_()
+            outputs = self.forward(self.network, self.Z).detach().requires_grad_()
             losses = self.single_losses(outputs, labels)
             gradient: Tensor = torch.autograd.grad(losses, outputs)[0]
         size = gradient.flatten(1).norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
@@ -542,9 +557,9 @@ class Replay:
             # error that is more than that comes up again there, in the first derivative.
             return torch.zeros(len(Z), dtype=torch.int64, device=Z.device)
         with torch.no_grad():
-            outputs = self.network(Z)
+            outputs = self.forward(self.network, Z)
         labels = []
-        for i, w in enumerate(moved):
+        for i, w in enumerate(moved.reshape(len(Z), -1)):
             slope = self._slopes(outputs[i : i + 1])
             along = (slope @ w.flatten()) / slope.norm(dim=1)
             labels.append(along.nan_to_num(-torch.inf).argmax())
@@ -569,7 +584,7 @@ class Replay:
 
     def total(self, network: nn.Module, Z: Tensor, labels: Tensor) -> Tensor:
         """The loss of a network like this one, a sum or mean over the rows of Z."""
-        outputs = network(Z)
+        outputs = self.forward(network, Z)
         value: Tensor = self.loss(outputs, self.as_targets(labels, outputs)).sum()
         return value
 
@@ -591,7 +606,8 @@ class Replay:
         """dL/dz (b, m) of every sample, each with a loss of its own."""
         with torch.enable_grad():
             leaf = Z.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.single_losses(self.network(leaf), labels), leaf)
+            outputs = self.forward(self.network, leaf)
+            (gradient,) = torch.autograd.grad(self.single_losses(outputs, labels), leaf)
         return gradient if self.sent is None else gradient * self.sent
 
     def single_losses(self, outputs: Tensor, labels: Tensor) -> list[Tensor]:

@@ -382,7 +382,7 @@ def _unseen_share(fit: Fit, tolerance: Tensor) -> Tensor:
     replay, labels = fit.replay, fit.labels
     assert labels is not None
     with torch.no_grad():
-        raw = replay.network(replay.Z)
+        raw = replay.forward(replay.network, replay.Z)
     outputs = raw.reshape(len(raw), -1)
     margin = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
     share = torch.ones_like(margin)
@@ -413,7 +413,7 @@ def gradient_norms(found: Recovered, fit: Fit) -> Tensor:
     x = found.selection.C.square().sum(1)
     parameters = list(replay.network.parameters())
     behind = []
-    for loss in replay.single_losses(replay.network(replay.Z), labels):
+    for loss in replay.single_losses(replay.forward(replay.network, replay.Z), labels):
         slopes = torch.autograd.grad(loss, parameters, materialize_grads=True, retain_graph=True)
         behind.append(sum(float(slope.square().sum()) for slope in slopes))
     norms: Tensor = (d * (x + 1) + d.new_tensor(behind)).sqrt()
