@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spear.directions import firmness, unit
 from spear.factors import Factors
@@ -35,6 +35,10 @@ NOT_ALL_PAIRED = "not every sample has a near-duplicate in the batch"
 NOT_ALL_MERGED = "samples that switch on the same neurons did not merge in equal numbers everywhere"
 GENERAL_POSITION = "no two samples with free targets have parallel gradients"
 
+_ANY_SCALE = (
+    "would fit as well at another scale: nothing but the bias gradient fixes it, and that may have "
+    "been scaled apart from the weights'"
+)
 _MAY_BE_SEVERAL = (
     "may be several samples in one trace: weights do not show single samples, or these would merge "
     "unseen. Tell samples=, if the number is known"
@@ -137,7 +141,9 @@ def scale(found: Recovered, fit: Fit | None) -> Ruling:
     """
     if fit is None or found.selection.directions.side.name != "outputs":
         everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
-        return Ruling(Cause.SCALE, everyone, "", (SCALED_ALIKE,))
+        view = found.factors.view
+        homogeneous = view.model is not None and not bool(view.bias.any())
+        return Ruling(Cause.SCALE, everyone & (not homogeneous), _ANY_SCALE, (SCALED_ALIKE,))
     own = (EXACT_ERROR * found.span / found.sizes).clamp_max(0.5)  # claimed, relative
     alone = (fit.off_at(1 + own) > 1) & (fit.off_at(1 - own) > 1)
     pinned = bool(alone[fit.matched].all())
@@ -152,8 +158,7 @@ def scale(found: Recovered, fit: Fit | None) -> Ruling:
     return Ruling(
         Cause.SCALE,
         alone & pinned,
-        "would fit as well at another scale: nothing but the bias gradient fixes it, and that "
-        "may have been scaled apart from the weights'",
+        _ANY_SCALE,
     )
 
 
@@ -226,7 +231,8 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         return Ruling(Cause.MERGED, everyone, "")
     if fit is None:
         more = told is not None and told > found.b  # then some of them are in these traces, perhaps
-        return Ruling(Cause.MERGED, everyone & (not more), _MAY_BE_SEVERAL, (NO_MERGE,))
+        apart = not more and not _one_dimension(found.factors.view.model)
+        return Ruling(Cause.MERGED, everyone & apart, _MAY_BE_SEVERAL, (NO_MERGE,))
     radius = merge_radius(found, fit)  # (b,)
     spread = _spread(found.X)
     # The mean of two is half as far from both; the other half is to spare.
@@ -247,6 +253,12 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         if not _even(fit, fit.weights)[0]:
             assumptions = (*assumptions, UNSEEN)
     return Ruling(Cause.MERGED, single, _MAY_BE_SEVERAL, assumptions, doubled)
+
+
+def _one_dimension(model: nn.Module | None) -> bool:
+    """Does a model that cannot be run end in one output or two classes, as far as its layers tell?"""
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear)] if model is not None else []
+    return bool(layers) and layers[-1].out_features <= 2
 
 
 def _doubled(fit: Fit) -> str:
