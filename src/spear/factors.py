@@ -26,25 +26,24 @@ from spear.streaming import (
     sketch,
     working_device,
 )
-from spear.tolerances import UNDECIDED, ZERO_DEVIATIONS
+from spear.tolerances import (
+    FAINT,
+    NOISY,
+    SHARE_OF_A_SPAN,
+    SPARE_BIAS_ROWS,
+    UNDECIDED,
+    UNEVEN,
+    ZERO_DEVIATIONS,
+)
 from spear.update import LayerUpdate
 
 __all__ = ["Factors", "Side", "batch_size_from", "factorise", "working_device"]
 
-# Up to this noise, relative to the gradient's entries, (b-1)-row kernels stay sharp: they amplify
-# noise by the condition of the submatrix, 1e2 to 1e3 on real batches.
-_NOISY = 1e-4
 _HUSHED = 4.0  # standard deviations of the length of a noisy row above its mean
 _QUIETER = (
     0.3  # of a usual row's length: below it, one that is noise alone is told from one that is not
 )
 _APART = 1.05  # times the next value: from one value of noise to the next 1.01 is usual
-_FAINT = 3.0  # roundings of the loudest sample that a sample must stand above
-_UNEVEN = 1e3  # times the noise's edge; below it, whitened coordinates are too noisy for kernels
-# Rows with a negative bias beyond one per sample, to tell whether they agree on the samples' scales;
-# and the least share of a direction that they must hold: the noise of a scale grows by its inverse.
-SPARE_BIAS_ROWS = 10
-_SHARE_OF_A_SPAN = 0.1
 # From this size on a sketch is tried first: a quarter of the time at 1000 rows, 3 % at 4096.
 _WIDE = 800
 
@@ -102,13 +101,13 @@ class Factors:
 
     @property
     def noisy(self) -> bool:
-        return self.relative_noise > _NOISY
+        return self.relative_noise > NOISY
 
     @property
     def uneven(self) -> bool:
         """Is the faintest sample near the noise, though the others are not?"""
         edge = self.noise * (math.sqrt(self.view.outputs) + math.sqrt(self.view.inputs))
-        return float(self.singular_values[-1]) < _UNEVEN * edge
+        return float(self.singular_values[-1]) < UNEVEN * edge
 
     def within(self, white: Tensor) -> Factors:
         """The part of the update that lies along some directions (k, b), white; the rest is noise."""
@@ -185,7 +184,7 @@ class Factors:
             return coordinates, everywhere
         part = self.left[off]
         U, s, Vt = torch.linalg.svd(part, full_matrices=False)
-        if float(s[-1]) < _SHARE_OF_A_SPAN:
+        if float(s[-1]) < SHARE_OF_A_SPAN:
             return coordinates, everywhere
         solved = Vt.T @ ((U.T @ g[off]) / s)
         rest = g[off] - part @ solved
@@ -347,7 +346,7 @@ def _fading(s: Tensor, eps: float) -> int:
     """How many samples stand out where the spectrum fades into rounding without a gap; else 0."""
     if len(s) < 4 or float(s[len(s) // 2]) > eps * float(s[0]):
         return 0  # it does not reach rounding: a batch as large as the layer, or noise
-    return int((s >= _FAINT * eps * s[0]).sum())
+    return int((s >= FAINT * eps * s[0]).sum())
 
 
 def _tells_all(seen: Sketch, m: int, n: int, eps: float) -> bool:

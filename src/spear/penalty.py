@@ -29,17 +29,10 @@ from torch import Tensor
 
 from spear.factors import Factors, factorise
 from spear.streaming import column_blocks, double
+from spear.tolerances import PENALTY_HINT, PENALTY_LEFT, PENALTY_ROUNDINGS, THE_WEIGHTS
 from spear.update import LayerUpdate
 
-# Noise of an update, in roundings of its entries, up to which there is nothing to explain: 1 at most
-# was seen in float32, and 55 in float64, where the factorisation's own rounding counts as well.
-_ROUNDINGS = 8.0
-# The correlation with the weights, of what lies outside the samples, from which on a penalty is tried:
-# 0.7 and more where there was one, 1 / sqrt(m n) where there was none.
-_HINT = 0.2
-_LEFT = 0.01  # share of that energy which may remain once a penalty is taken off
 _STEPS = 30  # 3 to 8 are usual
-_WEIGHTS = 1e-2  # how near to one a factor of W means the weights themselves
 
 _TEMPLATES: dict[str, Callable[[Tensor], Tensor]] = {"l2": lambda w: w, "l1": torch.sign}
 
@@ -55,7 +48,7 @@ class Penalty:
     @property
     def words(self) -> str:
         """What was found, for a reason or an assumption."""
-        if not self.l1 and abs(self.l2 - 1) < _WEIGHTS:
+        if not self.l1 and abs(self.l2 - 1) < THE_WEIGHTS:
             return "the update holds the weights themselves, as if weights were sent: taken off"
         kinds = {"L2 penalty (weight decay)": self.l2, "L1 penalty": self.l1}
         found = " and ".join(f"an {kind} of {size:.1e}" for kind, size in kinds.items() if size)
@@ -104,7 +97,10 @@ def _unexplained(factors: Factors) -> bool:
         return factors.batch_size is None and bool(view.weight.any())
     eps = torch.finfo(view.weight_grad.dtype).eps
     own = float(factors.spectrum.norm()) * torch.finfo(torch.float64).eps / math.sqrt(view.outputs)
-    if factors.relative_noise <= _ROUNDINGS * eps or factors.noise <= _ROUNDINGS * own:
+    if (
+        factors.relative_noise <= PENALTY_ROUNDINGS * eps
+        or factors.noise <= PENALTY_ROUNDINGS * own
+    ):
         return False
     inner, energy, size = 0.0, 0.0, 0.0
     weights = column_blocks(view.weight)
@@ -113,7 +109,7 @@ def _unexplained(factors: Factors) -> bool:
         inner += float((outside * W).sum())
         energy += float(outside.square().sum())
         size += float(W.square().sum())
-    return bool(inner) and abs(inner) > _HINT * math.sqrt(energy * size)
+    return bool(inner) and abs(inner) > PENALTY_HINT * math.sqrt(energy * size)
 
 
 class _Grams:
@@ -161,7 +157,7 @@ class _Grams:
             left = float(values[:-k].clamp_min(0).sum())
             before = left if last == math.inf else before
             inner, step = self._step(kinds, across, values[-k:], vectors[:, -k:])
-            if last == math.inf and not float(inner @ step) > _HINT**2 * left:
+            if last == math.inf and not float(inner @ step) > PENALTY_HINT**2 * left:
                 return None
             sizes = sizes + step
             shift = math.sqrt(float(step @ self._size(kinds) @ step))
@@ -170,7 +166,7 @@ class _Grams:
             last = shift
         _, gram = self._at(kinds, sizes)
         left = float(torch.linalg.eigvalsh(gram)[:-k].clamp_min(0).sum())
-        if not left <= _LEFT * before:
+        if not left <= PENALTY_LEFT * before:
             return None
         found = dict(zip(kinds, sizes.tolist(), strict=True))
         return left, Penalty(found.get("l2", 0.0), found.get("l1", 0.0))

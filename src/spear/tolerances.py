@@ -71,3 +71,65 @@ equal weights exclude it, unless every sample of the batch has a near-duplicate:
 
 LARGEST_MERGE = 64
 """Samples in one trace that a weight is compared with."""
+
+# What the spectrum and the bias gradient say before any search.
+
+NOISY = 1e-4
+"""Noise, relative to the gradient's entries, up to which kernels of b-1 rows stay sharp: they amplify
+it by the condition of the submatrix, 1e2 to 1e3 on real batches."""
+
+FAINT = 3.0
+"""Roundings of the loudest sample that a sample must stand above, where the spectrum fades without a
+gap."""
+
+UNEVEN = 1e3
+"""Times the noise's edge: with a fainter sample whitened coordinates are too noisy for kernels."""
+
+SPARE_BIAS_ROWS = 10
+"""Rows beyond one a sample that must agree before the bias gradient is read from some rows only."""
+
+SHARE_OF_A_SPAN = 0.1
+"""The least share of a direction that those rows must hold: a scale's noise grows by its inverse."""
+
+PENALTY_ROUNDINGS = 8.0
+"""Noise, in roundings of the entries, up to which no penalty is looked for: 1 at most was seen in
+float32, and 55 in float64, where the factorisation's own rounding counts as well."""
+
+PENALTY_HINT = 0.2
+"""Correlation with the weights, of what lies outside the samples, that hints at a penalty: 0.7 and
+more where there was one, 1 / sqrt(m n) where there was none."""
+
+PENALTY_LEFT = 0.01
+"""Share of that energy which may remain once a penalty is taken off."""
+
+THE_WEIGHTS = 1e-2
+"""How near to one a factor of W means that the weights themselves were sent."""
+
+# Parts of a batch.
+
+PATTERN_AGREES_NOISY = 0.8
+"""Share of rows whose sign must agree with the zeros where noise hides some of them."""
+
+PART_CHANCE = 1e-6
+"""What chance may achieve before the pattern of one sample says something."""
+
+FAINTER = 1e-2
+"""Where the missing samples are this much fainter than those found, these are read as if alone."""
+
+# Local training, repeated: relative to the length of a column of summed gradients.
+
+TRAINING_AGREES = 2e-3
+"""How far it may be off: 1e-4 and less where no hidden neuron changed sides, which after 20 epochs is
+rare. One that rounds to the other side makes 1e-2 and more of it; that is looked into."""
+
+TRAINING_LATER = 3e-3
+"""The same for later layers, which see an input's scale; its own column hardly does."""
+
+TRAINING_FOLLOWS = 0.3
+"""Of what columns are off, on top, for later layers: neurons on another side are in few samples."""
+
+TRAINING_RECOGNISED = 0.2
+"""A sample is recognised up to this: a wrong label makes more than 1, and 0.1 to 0.4 in others."""
+
+TRAINING_CLOSELY = 2e-4
+"""A mix with a share of this is off by as much."""

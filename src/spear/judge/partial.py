@@ -9,11 +9,7 @@ from spear.directions import Directions, Watch, unit
 from spear.factors import Factors
 from spear.judge.selection import Selection, select
 from spear.patterns import AGREES, both_halves, trusted
-
-_AGREES_NOISY = 0.8  # where noise hides some of the zeros
-_LUCK = 1e-6  # what chance may achieve before a pattern says something
-# Where the missing samples are this much fainter than those found, these are read as if alone.
-_FAINTER = 1e-2
+from spear.tolerances import FAINTER, PART_CHANCE, PATTERN_AGREES_NOISY
 
 
 def explained(factors: Factors, pool: Directions, watch: Watch) -> tuple[Factors, Selection | None]:
@@ -26,7 +22,7 @@ def explained(factors: Factors, pool: Directions, watch: Watch) -> tuple[Factors
         return factors, None
     white = unit(pool.vectors * pool.side.scales[:, None], 0)  # (b, k)
     part = factors.within(white.T)
-    if float(part.spectrum[-1]) > _FAINTER * float(part.singular_values[0]):
+    if float(part.spectrum[-1]) > FAINTER * float(part.singular_values[0]):
         return factors, None
     live = part.left[part.live_rows]
     inside = unit((live.T @ (pool.side.white @ white)) / part.singular_values[:, None], 0)  # (k, k)
@@ -41,10 +37,10 @@ def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
     None where there are too few rows for a pattern to say anything, or the zeros are the inputs'.
     """
     by_chance = theory.pattern_by_chance(len(pool.side.basis), factors.b)
-    if pool.side.name != "outputs" or by_chance > _LUCK:
+    if pool.side.name != "outputs" or by_chance > PART_CHANCE:
         return pool.vectors.T[:0]
     white = unit((pool.vectors * pool.side.scales[:, None]).T)
-    agrees = AGREES if not factors.noisy else _AGREES_NOISY
+    agrees = AGREES if not factors.noisy else PATTERN_AGREES_NOISY
     _, c = trusted(both_halves(factors), white, pool.zeros.T, agrees)
     h = factors.bias_coordinates * factors.singular_values
     return c / (c @ h)[:, None] * factors.singular_values

@@ -22,16 +22,14 @@ from spear.judge.layer import Recovered
 from spear.judge.relu_sides import Sides, Turn, with_sides
 from spear.judge.replay import Loss, Replay, compares_numbers
 from spear.judge.selection import Selection
+from spear.tolerances import (
+    TRAINING_AGREES,
+    TRAINING_CLOSELY,
+    TRAINING_FOLLOWS,
+    TRAINING_LATER,
+    TRAINING_RECOGNISED,
+)
 
-# How far a column of summed gradients may be off, relative to its length: 1e-4 and less where no hidden
-# neuron changed sides, which after 20 epochs is rare. One that rounds to the other side makes 1e-2 and
-# more of it; that is looked into. The later layers see an input's scale, its own column hardly.
-_AGREES = 2e-3
-_LATER = 3e-3
-_FOLLOWS = 0.3  # of what columns are off, on top, for later layers: such neurons are in few samples
-# A sample is recognised well beyond that: a wrong label makes more than 1, and 0.1 to 0.4 in others.
-_RECOGNISED = 0.2
-_CLOSELY = 2e-4  # a mix with a share of this is off by as much
 _HOPELESS = 0.5  # beyond this a neuron on the wrong side is no explanation
 _TURNS = 8  # neurons of a sample that may have been on another side than here
 _CANDIDATES = 24  # the nearest to their threshold are tried
@@ -109,7 +107,7 @@ class _Repeated:
     near: tuple[tuple[float, Turn], ...] = ()  # neurons near their threshold, and how near
 
     def judged(self, labels: Tensor, dimensions: int) -> Retrained:
-        closely = self.off <= _CLOSELY
+        closely = self.off <= TRAINING_CLOSELY
         closely &= closely.new_tensor(not self.objections and bool(self.matched.all()))
         return Retrained(
             labels,
@@ -123,11 +121,11 @@ class _Repeated:
 
     @property
     def matched(self) -> Tensor:
-        return self.off <= _AGREES + 2 * self.noise
+        return self.off <= TRAINING_AGREES + 2 * self.noise
 
     @property
     def recognised(self) -> Tensor:
-        return self.off <= _RECOGNISED
+        return self.off <= TRAINING_RECOGNISED
 
 
 def _nearest(repeated: _Repeated, sample: int, turned: frozenset[Turn]) -> list[Turn]:
@@ -248,7 +246,7 @@ class _Retraining:
     ) -> tuple[str, ...]:
         """Later layers that the training, repeated, changes in another way than the columns' do."""
         seen = {f"behind.{name}": grad for name, grad in self.factors.view.others.items()}
-        share = _LATER + _FOLLOWS * float(off.square().mean().sqrt())
+        share = TRAINING_LATER + TRAINING_FOLLOWS * float(off.square().mean().sqrt())
         eps = torch.finfo(self.factors.view.precision).eps
         objections = []
         for name in moved.keys() & seen.keys():
