@@ -22,6 +22,7 @@ from spear.judge.layer import (
     outside_next_layer,
     patterns_tell,
 )
+from spear.judge.precautions import Precautions
 from spear.judge.replay import Fit, Loss, weigh_losses
 from spear.judge.rivals import Ruling
 from spear.judge.selection import Selection
@@ -74,14 +75,16 @@ def certify(
         return _by_pattern(found, fit)
     if not fit.usable:
         return _unfit(found, fit)
-    rulings = [
-        rivals.mix(found, fit),
-        rivals.contradicted(fit),
-        rivals.scale(found, fit),
-        rivals.merge(found, fit),
-        *_of_the_layer(found),
-        _imprecise(found),
-    ]
+    # Rivals run the user's model again, wherever this was called from.
+    with torch.inference_mode(False), torch.enable_grad(), Precautions():
+        rulings = [
+            rivals.mix(found, fit),
+            rivals.contradicted(fit),
+            rivals.scale(found, fit),
+            rivals.merge(found, fit),
+            *_of_the_layer(found),
+            _imprecise(found),
+        ]
     labels = None if fit.labels is None else torch.where(fit.matched, fit.labels, -1)
     proof = Proof.REPLAY if fit.replay.compared else Proof.PATTERN
     remark = "" if fit.told or fit.labels is not None else _ANY_LOSS
