@@ -14,10 +14,11 @@ import spear
 from planted import clipped_sum, gaussian, net, seeded, worst_error
 from spear import Cause, Outcome, data
 from spear.federated import fedavg, fedsgd
+from spear.judge.rivals import NOT_ALL_MERGED
 from test_verdicts import assert_certified_are_right
 
 cross_entropy = nn.functional.cross_entropy
-SEEDS = pytest.mark.parametrize("seed", range(3))
+SEEDS = pytest.mark.parametrize("seed", range(2))
 
 
 def binary(outputs, targets):
@@ -110,6 +111,20 @@ def test_a_darker_copy_without_biases_is_in_the_same_cell(count, outputs, seed):
 
 
 @SEEDS
+def test_a_copy_of_every_sample_rests_on_an_assumption_that_is_listed(seed):
+    """Open question: EXACT here for 146 of 480 updates, all means; told of eight samples, never."""
+    x = gaussian(4, 60, seed)
+    y = torch.randint(2, (4, 1), generator=seeded(seed)).float()
+    x, y = torch.cat([x, 0.9 * x]), torch.cat([y, y])
+    model = net(60, 1, seed=seed, zero=True)
+    gradients = fedsgd(model, x, y, nn.BCEWithLogitsLoss())
+    untold = judged(model, gradients)
+    assert not bool(untold.certified.any()) or NOT_ALL_MERGED in untold.assumptions
+    told = judged(model, gradients, samples=8)
+    assert told.outcome is not Outcome.EXACT
+
+
+@SEEDS
 @pytest.mark.parametrize("b", [2, 6])
 def test_tiny_features_leave_the_cell_to_the_biases(b, seed):
     """Ten classes, all samples of one: near-duplicates, as far as the outputs can tell."""
@@ -177,7 +192,7 @@ def with_darker(b, share, seed):
     return torch.cat([x, (1 - share) * x[:1]]), torch.cat([y, y[:1]])
 
 
-DARKER = pytest.mark.parametrize("share", [0.001, 0.003, 0.01, 0.03, 0.1])
+DARKER = pytest.mark.parametrize("share", [0.001, 0.01, 0.1])
 TWICE = pytest.mark.parametrize("seed", range(2))
 
 
@@ -238,7 +253,7 @@ def test_every_sample_with_a_darker_copy(share, seed):
 # D and G. Two classes, and mixes by cancellation.
 
 
-@pytest.mark.parametrize("factor", [0.5, 0.8, 1.2, 2.0])
+@pytest.mark.parametrize("factor", [0.5, 0.8, 2.0])
 @pytest.mark.parametrize("zero", [True, False])
 @TWICE
 def test_two_classes_with_a_copy_of_the_other_label(factor, zero, seed):
@@ -263,7 +278,7 @@ def test_one_output_cancels_where_two_samples_are_on(b, width, told, seed):
 # E. What lies just beyond 60 dB.
 
 
-@pytest.mark.parametrize("apart", [0.006, 0.01, 0.015, 0.024])
+@pytest.mark.parametrize("apart", [0.006, 0.024])
 @pytest.mark.parametrize("darker", [True, False])
 @TWICE
 def test_pairs_under_squared_error(apart, darker, seed):
@@ -275,7 +290,22 @@ def test_pairs_under_squared_error(apart, darker, seed):
     assert_certified_are_right(judged(model, gradients, loss=nn.MSELoss()), x)
 
 
-@pytest.mark.parametrize("factor", [1.001, 1.01, 1.05, 0.99])
+# A wrong verdict, found on 17 November: this fails until the radius within which free targets merge knows
+# of a factor that nobody told. `Replay.bent` takes the curvature of a mean over the batch, so an update
+# divided by 100 seems to leave 100 times less unexplained, and pairs seem a tenth as far apart.
+@pytest.mark.parametrize("factor", [1.0, 0.01])
+@pytest.mark.parametrize("apart", [0.012, 0.02])
+@pytest.mark.parametrize("numbers", [True, False], ids=["squared", "multi-label"])
+def test_pairs_with_free_targets_and_a_factor_that_nobody_told(factor, apart, numbers):
+    x, targets = 0.1 * gaussian(5, 60, 0), gaussian(5, 10, 100)
+    targets = targets if numbers else (targets > 0.5).float()
+    x, targets = torch.cat([x, (1 - apart) * x[:1]]), torch.cat([targets, targets[:1]])
+    model, loss = net(60, 10), nn.MSELoss() if numbers else nn.BCEWithLogitsLoss()
+    gradients = {k: factor * g for k, g in fedsgd(model, x, targets, loss).items()}
+    assert_certified_are_right(judged(model, gradients, loss=loss), x)
+
+
+@pytest.mark.parametrize("factor", [1.001, 1.05, 0.99])
 @pytest.mark.parametrize("epochs", [2, 10])
 def test_several_epochs_with_a_slightly_wrong_learning_rate(factor, epochs):
     x, y = gaussian(4, 60, epochs), torch.randint(10, (4,), generator=seeded(epochs))
