@@ -60,8 +60,17 @@ def test_a_mixed_direction_spoils_those_it_mixes_and_no_others(share, with_model
     assert judged.cause is Cause.MIXED
     error = (found.X - planted.inputs).abs().amax(1)
     assert bool((error[judged.certified] < 1e-4).all())
-    if share >= 0.3:
-        assert int(judged.certified.sum()) >= 4
+
+
+# Open: this fails. No rows hold the direction that is wrong, so its share in every sample is unbounded
+# (`shares`), and `_held` and `predicted_error` take all samples, those that `unmixed` clears as well.
+@pytest.mark.parametrize("with_model", [True, False])
+def test_samples_outside_a_mix_stay_certified(with_model):
+    planted = plant(5, m=200)
+    mixing = torch.eye(5, dtype=torch.float64)
+    mixing[1, 0] = 1.5
+    done = certified_of(planted, mixing, planted.view if with_model else bare(planted.view))
+    assert done.certified.tolist() == [False, False, True, True, True]
 
 
 def test_another_model_certifies_nothing():
@@ -178,7 +187,7 @@ def test_between_two_relus_the_output_gradient_must_fit_inputs_too():
     planted = plant(4, m=60, n=60, depth=3)
     hidden = planted.model[:2](planted.inputs).detach().double()
     right = spear.invert(planted.layer("2"), finder=Inputs(hidden))
-    assert (right.outcome, right.proof) == (Outcome.EXACT, Proof.PATTERN)
+    assert (right.outcome, right.proof) == (Outcome.EXACT, Proof.REPLAY)
     mixed = hidden.clone()
     mixed[0] = (hidden[0] + hidden[1]) / 2
     wrong = spear.invert(planted.layer("2"), finder=Inputs(mixed))
@@ -255,6 +264,7 @@ def of_training(monkeypatch, mixed=False, firmness=2, **changes):
     found = dataclasses.replace(
         found, selection=dataclasses.replace(found.selection, directions=directions)
     )
+    found.__dict__["precise"] = flags()  # a mix would be called too faint otherwise
     return judge._of_training(found, found.factors.view.model, None)
 
 

@@ -70,10 +70,8 @@ def test_distillation(seed, n):
 def test_mixed_samples_are_what_the_layer_saw(seed, cut):
     model, x, y = client(seed)
     other, share = torch.arange(5).roll(1), 0.7
-    if cut:
-        x = torch.cat([x[:, :42], x[other, 42:]], 1)
-    else:
-        x = share * x + (1 - share) * x[other]
+    patched, blended = torch.cat([x[:, :42], x[other, 42:]], 1), share * x + (1 - share) * x[other]
+    x = patched if cut else blended
 
     def loss(outputs, targets):
         mixed = cross_entropy(outputs, targets[other])
@@ -203,7 +201,7 @@ def test_weights_that_are_slightly_stale(seed, stale):
     newer = copy.deepcopy(model)
     with torch.no_grad():
         for p in newer.parameters():
-            p += stale * p.abs().mean() * torch.randn(p.shape, generator=seeded(seed))
+            p.add_(torch.randn(p.shape, generator=seeded(seed)) * stale * p.abs().mean())
     result = judged(model, fedsgd(newer, x, y))
     assert result.outcome is Outcome.APPROXIMATE
     assert "likely exact" in result.reason
@@ -213,7 +211,7 @@ def test_weights_that_are_slightly_stale(seed, stale):
 @SEEDS
 @pytest.mark.parametrize("part", ["0.weight", "0.bias", "2.weight"])
 def test_half_precision_beside_single(seed, part):
-    """One tensor was sent in float16: what is known to 60 dB is not refused, and nothing wrong is exact."""
+    """One tensor was sent in float16: what is right is not refused, and nothing wrong is exact."""
     model, x, y = client(seed)
     gradients = fedsgd(model, x, y)
     gradients[part] = gradients[part].half()

@@ -92,7 +92,7 @@ def test_a_sample_with_a_share_of_another_may_be_mixed(seed, share, with_model):
 
 @SEEDS
 def test_a_mix_by_cancellation_is_not_taken_for_zeros(seed):
-    """With one output d_0 / s_0 - d_1 / s_1 vanishes where both are on: as many zeros as a sample has."""
+    """With one output d_0 / s_0 - d_1 / s_1 vanishes where both are on: zeros all the same."""
     x, y = gaussian(4, 60, seed), torch.ones(4, 1)
     planted = planted_net(x, y, 1, loss=nn.BCEWithLogitsLoss(), seed=seed)
     true = recovered(planted)

@@ -1,7 +1,7 @@
 """Honest updates that deceive: whatever else is said of them, nothing wrong may be called exact.
 
 Every trap is told truthfully, and judged with the model that was observed. What is certified must be
-in the batch, and EXACT must be all of it. Where a weaker verdict has one right cause, that is asked for.
+in the batch, and EXACT must be all of it. Where a weaker verdict has one right cause, it is asked for.
 """
 
 from functools import partial
@@ -290,7 +290,7 @@ def test_pairs_under_squared_error(apart, darker, seed):
     assert_certified_are_right(judged(model, gradients, loss=nn.MSELoss()), x)
 
 
-# A wrong verdict, found on 17 November: this fails until the radius within which free targets merge knows
+# A wrong verdict: this fails at 0.01 until the radius within which samples of free targets merge knows
 # of a factor that nobody told. `Replay.bent` takes the curvature of a mean over the batch, so an update
 # divided by 100 seems to leave 100 times less unexplained, and pairs seem a tenth as far apart.
 @pytest.mark.parametrize("factor", [1.0, 0.01])
