@@ -154,8 +154,7 @@ def test_one_trace_of_one_output_is_one_sample_only_if_that_was_told(seed):
 
 @pytest.mark.parametrize("factor", [2.0, 1.1, 1.002])
 @pytest.mark.parametrize("outputs", [1, 10])
-@pytest.mark.parametrize("depth", [2, 3])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("depth", "seed"), [(2, 0), (3, 1)])
 def test_a_learning_rate_of_their_own_for_biases_that_are_zero(factor, outputs, depth, seed):
     x = gaussian(5, 60, seed)
     y = torch.randint(max(2, outputs), (5,), generator=seeded(seed))
@@ -263,7 +262,7 @@ def test_two_classes_with_a_copy_of_the_other_label(factor, zero, seed):
     assert_certified_are_right(judged(model, fedsgd(model, x, y)), x)
 
 
-@pytest.mark.parametrize(("b", "width"), [(6, 60), (10, 100), (14, 140)])
+@pytest.mark.parametrize(("b", "width"), [(6, 60), (10, 100)])
 @pytest.mark.parametrize("told", [True, False])
 @SEEDS
 def test_one_output_cancels_where_two_samples_are_on(b, width, told, seed):
@@ -329,7 +328,7 @@ def test_autocast_rounds_inputs_before_the_layer_sees_them(b, pixels, seed):
     assert_certified_are_right(result, x)
 
 
-@pytest.mark.parametrize("kept", [0.99, 0.9, 0.5])
+@pytest.mark.parametrize("kept", [0.99, 0.5])
 @TWICE
 def test_masked_columns_are_not_the_samples(kept, seed):
     x, y = gaussian(5, 60, seed), torch.randint(10, (5,), generator=seeded(seed))
@@ -343,7 +342,7 @@ def test_masked_columns_are_not_the_samples(kept, seed):
     assert result.outcome is not Outcome.EXACT
 
 
-@pytest.mark.parametrize("kept", [0.95, 0.8, 0.5])
+@pytest.mark.parametrize("kept", [0.95, 0.5])
 @pytest.mark.parametrize("biases", [True, False])
 @TWICE
 def test_masked_rows_take_nothing_from_the_samples(kept, biases, seed):
