@@ -8,9 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import spear
-from spear.directions import unit
+from spear.directions import Directions, unit
 from spear.factors import Factors, factorise
 from spear.federated import fedsgd, mlp
+from spear.judge.layer import Recovered
+from spear.judge.replay import Fit, weigh_losses
+from spear.judge.selection import Selection, _Matching
 from spear.patterns import Halves, both_halves
 
 
@@ -90,3 +93,71 @@ def truth(planted: Planted) -> Truth:
     D, Z = gradient.T.to(left), seen[0].detach().T.to(left)  # (m, b)
     Q = left.T @ D
     return Truth(factors, both_halves(factors), Q, torch.linalg.inv(Q), (D == 0)[live], Z[live])
+
+
+# Small clients.
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def gaussian(b: int, n: int, seed: int) -> Tensor:
+    return torch.randn(b, n, generator=seeded(seed))
+
+
+def net(
+    n: int, outputs: int, *, width: int = 120, depth: int = 2, seed: int = 0, zero: bool = False
+) -> nn.Sequential:
+    """A network at its initialisation, its biases zero if asked for."""
+    model = mlp(n, outputs, width=width, depth=depth, seed=seed)
+    for name, parameter in model.named_parameters():
+        if zero and name.endswith("bias"):
+            nn.init.zeros_(parameter)
+    return model
+
+
+def clipped_sum(model: nn.Module, x: Tensor, y: Tensor, share: float) -> dict[str, Tensor]:
+    """Per-sample gradients, clipped to a share of their median norm over all parameters, averaged."""
+    parts = [fedsgd(model, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+    norms = torch.stack([sum(g.square().sum() for g in part.values()).sqrt() for part in parts])
+    factors = (share * norms.median() / norms).clamp_max(1)
+    return {
+        name: sum(part[name] * c for part, c in zip(parts, factors, strict=True)) / len(x)
+        for name in parts[0]
+    }
+
+
+# What a finder would hand to the judge.
+
+
+def selection_of(
+    planted: Planted, factors: Factors, mixing: Tensor | None = None, firm: int = 2
+) -> Selection:
+    """True directions in the order of the samples, or some of them mixed by (b, b)."""
+    R = factors.combine(torch.diag(1 / factors.singular_values))
+    Q = torch.linalg.inv(planted.inputs.double() @ R.T)
+    if mixing is not None:
+        Q = Q @ mixing
+    Q = Q / Q.norm(dim=0)
+    zeros = (factors.outputs.basis @ Q).abs() <= factors.zero
+    b = Q.shape[1]
+    pool = Directions(factors.outputs, Q, zeros, torch.full((b,), firm))
+    return _Matching(factors, pool).selection(list(range(b)))
+
+
+def recovered(
+    planted: Planted, mixing: Tensor | None = None, view: spear.LayerUpdate | None = None
+) -> Recovered:
+    """What the judge sees of a planted batch, in the order of the samples."""
+    factors = factorise(planted.view if view is None else view)
+    return Recovered(factors, selection_of(planted, factors, mixing))
+
+
+def fit_of(found: Recovered, loss=None) -> Fit:
+    """The first loss that explains it."""
+    model = found.factors.view.model
+    assert model is not None
+    fit = weigh_losses(found, model, loss, generator=seeded(0))
+    assert isinstance(fit, Fit), fit
+    return fit

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from spear import theory
+from spear.directions import unit
 from spear.factors import Factors
 from spear.judge.selection import Selection, at_scales
 from spear.tolerances import (
@@ -210,7 +211,7 @@ def shares(found: Recovered) -> Tensor:
     factors, selection = found.factors, found.selection
     side, s = selection.directions.side, factors.singular_values
     off = found.held_rows.T.to(side.white)  # (b, rows)
-    white = torch.nn.functional.normalize(selection.Q * s[:, None], dim=0).T  # (b, b): unit rows
+    white = unit(selection.Q * s[:, None], 0).T  # (b, b): unit rows, however small the update is
     c = selection.C / s  # in white coordinates
     lengths = selection.Q.norm(dim=0)
     out = torch.full_like(selection.C, torch.inf)
