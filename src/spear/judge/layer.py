@@ -28,6 +28,7 @@ _MOST_PAIRED = 40  # samples up to which pairs of traces are tried: 780 small le
 _LOOKED_AT_INPUTS = 512  # of a sample, for the size of a rounding
 _LOOKED_AT = 1 << 14  # entries that show a gradient's precision
 _BETWEEN = 0.2  # steps from the grid, on average: 1/4 anywhere, 0 on it
+_LARGE = 64  # samples from which on shares are computed in single precision
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
@@ -210,18 +211,22 @@ def shares(found: Recovered) -> Tensor:
     """
     factors, selection = found.factors, found.selection
     side, s = selection.directions.side, factors.singular_values
-    off = found.held_rows.T.to(side.white)  # (b, rows)
-    white = unit(selection.Q * s[:, None], 0).T  # (b, b): unit rows, however small the update is
+    # Orthonormal columns, so that single precision will do where b^4 multiplications count.
+    dtype = torch.float32 if selection.b > _LARGE else torch.float64
+    basis, off = side.white.to(dtype), found.held_rows.T.to(dtype)  # (rows, b), (b, rows)
+    own = unit(selection.Q * s[:, None], 0).T.to(dtype)  # (b, b): unit rows, however small Q is
     c = selection.C / s  # in white coordinates
-    lengths = selection.Q.norm(dim=0)
+    sizes, lengths = c.norm(dim=1), selection.Q.norm(dim=0)
+    white_c = unit(c).T.to(dtype)
     out = torch.full_like(selection.C, torch.inf)
-    step = max(1, _AT_ONCE // max(1, side.white.numel() + selection.b**2))
+    step = max(1, _AT_ONCE // max(1, basis.numel() + selection.b**2))
     for block in torch.split(torch.arange(selection.b), step):
-        gram = (side.white.T * off[block, None]) @ side.white  # (k, b, b)
-        gram = gram + white[block, :, None] * white[block, None, :]
+        gram = (basis.T * off[block, None]) @ basis  # (k, b, b)
+        gram = gram + own[block, :, None] * own[block, None, :]
         factor, failed = torch.linalg.cholesky_ex(gram)
-        solved = torch.linalg.solve_triangular(factor, c.T.expand(len(block), -1, -1), upper=False)
-        length = solved.norm(dim=1)  # (k, b): of c_i for q_j
+        rhs = white_c.expand(len(block), -1, -1)
+        solved = torch.linalg.solve_triangular(factor, rhs, upper=False)
+        length = solved.norm(dim=1).double() * sizes  # (k, b): of c_i for q_j
         length[failed > 0] = torch.inf
         out[:, block] = (factors.noise * lengths[block, None] * length).T.nan_to_num(torch.inf)
     out.fill_diagonal_(0.0)
