@@ -69,6 +69,10 @@ NEAR_DUPLICATE = 0.3
 """Of the usual distance between samples: nearer ones are near-duplicates. Where only these can merge,
 equal weights exclude it, unless every sample of the batch has a near-duplicate: that is listed."""
 
+WHOLE_WEIGHT = 1e-2
+"""How near to a whole number the weight of several samples in one trace is: their difference enters
+squared, and it is a tenth of their size at most where they are not told apart."""
+
 LARGEST_MERGE = 64
 """Samples in one trace that a weight is compared with."""
 

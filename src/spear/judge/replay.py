@@ -45,6 +45,7 @@ _NUDGE = 1e-6  # of z, for differences of gradients in float64
 _OUTPUTS = 4  # neurons per output from which a gradient at the outputs can be solved for
 _CLASSES = 6  # from which on a straight line over all but two says something
 _SOFT = "cross-entropy with soft labels"
+_SEVERAL = "binary cross-entropy with several labels"
 _RANKED = 64  # outputs up to which the rank of a Jacobian is looked at
 
 _BINARY = nn.functional.binary_cross_entropy_with_logits
@@ -152,7 +153,7 @@ class Fit:
         else:
             J = replay.jacobians(replay.Z)
             moved = (J @ steps[:, :, None])[:, :, 0]  # (b, outputs)
-            rates = [(b[:, None] @ J)[:, 0] for b in replay.bent(moved)]
+            rates = [(b[:, None] @ J)[:, 0] for b in replay.bent(moved, self.slopes)]
             turned = min(rates, key=lambda rate: float(rate.norm()))
         left = replay.factors.left
         rate: Tensor = (turned - (turned @ left) @ left.T).norm(dim=1)
@@ -347,12 +348,14 @@ class Replay:
         rest = (J @ slopes)[:, :, 0] - D
         return slopes[:, :, 0], rest.norm(dim=1) / D.norm(dim=1)
 
-    def bent(self, moved: Tensor) -> list[Tensor]:
+    def bent(self, moved: Tensor, slopes: Tensor | None) -> list[Tensor]:
         """How gradients at the outputs change as these move (b, outputs): losses with free targets.
 
-        That of a mean over the batch. A loss that was told is known; otherwise squared error,
-        binary and soft cross-entropy are tried.
+        A loss that was told is known; otherwise squared error, binary and soft cross-entropy are
+        tried. Squared error is that of a mean over the batch, as nothing shows another factor. The
+        others' gradients are w (p - t), of numbers between 0 and 1: so w is at least their largest.
         """
+        assert slopes is not None
         with torch.no_grad():
             outputs = self.run(self.Z)
         per_entry = 1 / outputs.numel()
@@ -363,11 +366,12 @@ class Replay:
         if compares_numbers(self.loss):
             return [torch.zeros_like(moved)]  # absolute errors have no curvature
         sigma = outputs.sigmoid()
-        binary = per_entry * sigma * (1 - sigma) * moved
+        least = slopes.abs().amax(1, keepdim=True)
+        binary = least * sigma * (1 - sigma) * moved
         if _is_binary(self.loss):
             return [binary]
         p = outputs.softmax(1)
-        soft = (p * moved - p * (p * moved).sum(1, keepdim=True)) / len(p)
+        soft = least * (p * moved - p * (p * moved).sum(1, keepdim=True))
         return [squared, binary, soft]
 
     # Losses, one after the other.
@@ -388,7 +392,29 @@ class Replay:
         slopes, off = self.at_outputs(self.Z, self.D)
         matched = off <= self.free_tolerance
         fit = Fit(self, words, told, None, matched, (), slopes=slopes)
-        return self._with_disagreements(fit if told else self._soft(fit))
+        if not compares_numbers(self.loss):
+            fit = self._several_labels(fit)
+        return self._with_disagreements(fit if told or fit.weights is not None else self._soft(fit))
+
+    def _several_labels(self, fit: Fit) -> Fit:
+        """The same with weights, if every output has a label of its own, zero or one.
+
+        s = w (sigma - y), sigma the logistic function: y is one where s is negative, and w is the same
+        for all outputs.
+        """
+        assert fit.slopes is not None
+        s = fit.slopes
+        with torch.no_grad():
+            sigma = self.run(self.Z).sigmoid()
+        each = s / (sigma - (s < 0).to(s))  # (b, outputs)
+        weights = each.median(1).values
+        error = (self.rounding + self.own).clamp_max(REPLAY_LIMIT)
+        rounding = error[:, None] * s.norm(dim=1, keepdim=True) / s.abs()
+        same = ((each / weights[:, None] - 1).abs() <= rounding).all(1) & (weights > 0)
+        if self.outputs < 2 or not bool(same[fit.matched].all()):
+            return fit
+        weights = weights * s.numel()
+        return dataclasses.replace(fit, loss=_SEVERAL, weights=weights, soft_error=2 * error)
 
     def _soft(self, fit: Fit) -> Fit:
         """The same with weights, if targets are those of cross-entropy with labels smoothed or mixed.

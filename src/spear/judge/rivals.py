@@ -26,6 +26,7 @@ from spear.tolerances import (
     NEAR_DUPLICATE,
     SPARE_ROWS,
     UNDECIDED,
+    WHOLE_WEIGHT,
 )
 
 SCALED_ALIKE = "weight and bias gradients were scaled alike"
@@ -33,6 +34,7 @@ UNSEEN = "samples whose gradient vanished, if there were any, do not count"
 NO_MERGE = "no sample is several in one trace (near-duplicates; one output or two classes)"
 NOT_ALL_PAIRED = "not every sample has a near-duplicate in the batch"
 NOT_ALL_MERGED = "samples that switch on the same neurons did not merge in equal numbers everywhere"
+NOT_SCALED = "the update was not scaled as a whole"
 GENERAL_POSITION = "no two samples with free targets have parallel gradients"
 
 _ANY_SCALE = (
@@ -242,7 +244,7 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
     assumptions: tuple[str, ...] = ()
     single, doubled = harmless, ""
     if fit.weights is None:
-        assumptions = (GENERAL_POSITION,)
+        assumptions = (GENERAL_POSITION, NOT_SCALED)
     elif not bool(harmless.all()):
         near = radius <= NEAR_DUPLICATE * spread
         single, unlikely = _single(found, fit, near)
@@ -351,8 +353,7 @@ def _single(found: Recovered, fit: Fit, near: Tensor) -> tuple[Tensor, bool]:
 def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tuple[Tensor, bool]:
     """Which weights (b,) are those of single samples, by how many share them.
 
-    A weight that is a whole number of times a lighter one may be a merge: up to the square of how far
-    near-duplicates are apart.
+    A weight that is a whole number of times a lighter one may be a merge.
     """
     size, multiple = _grouped(weights, tolerance)
     b = len(weights)
@@ -371,9 +372,7 @@ def _grouped(weights: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor]:
     bound = tolerance[:, None] + tolerance[None]
     size = ((ratio - 1).abs() <= bound).sum(1)
     whole = ratio.round()
-    beyond = (ratio - whole).abs() <= torch.maximum(
-        bound, bound.new_tensor(NEAR_DUPLICATE**2)
-    ) * whole
+    beyond = (ratio - whole).abs() <= torch.maximum(bound, bound.new_tensor(WHOLE_WEIGHT)) * whole
     multiple = (beyond & (whole >= 2) & (whole <= LARGEST_MERGE)).any(1)
     return size, multiple
 
