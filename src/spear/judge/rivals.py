@@ -85,13 +85,19 @@ def mix(found: Recovered, fit: Fit | None) -> Ruling:
 def _held_twice(found: Recovered, firm: Tensor) -> Tensor:
     """Which of the directions that are not firm (b,) their rows that are off hold, whichever is
     left out.
+
+    Those of near-duplicates hold what these span together: noise keeps their rows from being quite
+    free in a second direction, and counts for nothing.
     """
     selection, held = found.selection, found.held_rows
     side = selection.directions.side
     twice = torch.zeros_like(firm)
     white = unit(selection.Q * side.scales[:, None], 0)
     for j in (~firm).nonzero().flatten().tolist():
-        if int(held[:, j].sum()) >= selection.b + SPARE_ROWS:
+        if int(held[:, j].sum()) < selection.b + SPARE_ROWS:
+            continue
+        seen = torch.linalg.svdvals(side.basis[held[:, j]]) > UNDECIDED * side.zero
+        if int(seen.sum()) == selection.b - 1:
             twice[j] = firmness(side, white[:, j], held[:, j]) > 0
     return twice
 
