@@ -249,16 +249,28 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         single = single | harmless
         assumptions = (NOT_ALL_MERGED,) if unlikely else (NOT_ALL_PAIRED,)
     if fit.weights is not None:
-        doubled = _doubled(fit)
+        doubled = _doubled(found, fit)
         if not _even(fit, fit.weights)[0]:
             assumptions = (*assumptions, UNSEEN)
     return Ruling(Cause.MERGED, single, _MAY_BE_SEVERAL, assumptions, doubled)
 
 
-def _doubled(fit: Fit) -> str:
-    """In words: whether traces weigh as several of the others do, so that duplicates are likely."""
+def _doubled(found: Recovered, fit: Fit) -> str:
+    """In words: whether traces weigh as several of the others do, so that duplicates are likely.
+
+    Clipping by norm makes all weights differ, and some of them multiples of others by chance: then only
+    a multiple of a weight that several share says something, before clipping or after.
+    """
     assert fit.weights is not None
-    heavy = int((_grouped(fit.weights, fit.weight_error)[1] & fit.matched).sum())
+    tolerance = fit.weight_error
+    size, multiple = _grouped(fit.weights, tolerance)
+    if _may_be_clipped(found, fit) and int(size.max()) < found.b:
+        clipped = fit.weights * gradient_norms(found, fit)
+        shared = _grouped(clipped, tolerance)[0] > 1
+        if bool(shared.any()):
+            multiple = _grouped(fit.weights, tolerance, among=size > 1)[1]
+            multiple = multiple | _grouped(clipped, tolerance, among=shared)[1]
+    heavy = int((multiple & fit.matched).sum())
     if not heavy:
         return ""
     return (
@@ -334,12 +346,16 @@ def _single(found: Recovered, fit: Fit, near: Tensor) -> tuple[Tensor, bool]:
     assert fit.weights is not None
     tolerance = fit.weight_error
     single, unlikely = _by_groups(fit, fit.weights, tolerance, near)
-    clipping = found.factors.view.reads_data and fit.dimensions > 1 and fit.labels is not None
-    if clipping and not bool(single.all()):
+    if _may_be_clipped(found, fit) and not bool(single.all()):
         norms = gradient_norms(found, fit)
         clipped, _ = _by_groups(fit, fit.weights * norms, tolerance, near)
         single = single | clipped
     return single & fit.matched, unlikely
+
+
+def _may_be_clipped(found: Recovered, fit: Fit) -> bool:
+    """Can what clipping by norm would make of the weights be computed?"""
+    return found.factors.view.reads_data and fit.dimensions > 1 and fit.labels is not None
 
 
 def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tuple[Tensor, bool]:
@@ -359,8 +375,12 @@ def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tu
     return single, bool((single & ~near).any())
 
 
-def _grouped(weights: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor]:
-    """How many weights (b,) are the same as each, and whether it is a multiple of a lighter one."""
+def _grouped(
+    weights: Tensor, tolerance: Tensor, among: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """How many weights (b,) are the same as each, and whether it is a multiple of a lighter one,
+    `among` some (b,) bool, if given.
+    """
     ratio = weights[:, None] / weights[None]  # (b, b)
     bound = tolerance[:, None] + tolerance[None]
     size = ((ratio - 1).abs() <= bound).sum(1)
@@ -368,8 +388,10 @@ def _grouped(weights: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor]:
     beyond = (ratio - whole).abs() <= torch.maximum(
         bound, bound.new_tensor(NEAR_DUPLICATE**2)
     ) * whole
-    multiple = (beyond & (whole >= 2) & (whole <= LARGEST_MERGE)).any(1)
-    return size, multiple
+    multiples = beyond & (whole >= 2) & (whole <= LARGEST_MERGE)
+    if among is not None:
+        multiples = multiples & among
+    return size, multiples.any(1)
 
 
 def _chance_of_pairs(k: int) -> float:
