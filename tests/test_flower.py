@@ -257,10 +257,14 @@ def test_deltas_and_gradients(reply, sends):
     assert_all_exact(strategy, 1)
     taken_for_weights = audited()
     run(taken_for_weights, client_app(reply))
-    assert_called_wrong(taken_for_weights, "sends='delta' or sends='gradient'")
     weights_taken_for_it = audited(sends=sends)
     run(weights_taken_for_it)
-    assert_called_wrong(weights_taken_for_it, "say sends='weights'")
+    if sends == "delta":  # W is a part too many, as of a penalty: taken off, and proved
+        assert_all_exact(taken_for_weights, 3)
+        assert_all_exact(weights_taken_for_it, 3)
+    else:
+        assert_called_wrong(taken_for_weights, "sends='delta' or sends='gradient'")
+        assert_called_wrong(weights_taken_for_it, "say sends='weights'")
 
 
 def assert_called_wrong(strategy, cure):
