@@ -52,6 +52,19 @@ def plant(
     return Planted(model, x, y, fedsgd(model, x, y, loss))
 
 
+def bare(view: spear.LayerUpdate) -> spear.LayerUpdate:
+    """The attacked layer alone, without the model and the gradients that `observe` was given."""
+    return spear.LayerUpdate(
+        weight=view.weight,
+        bias=view.bias,
+        weight_grad=view.weight_grad,
+        bias_grad=view.bias_grad,
+        relu=view.relu,
+        training=view.training,
+        samples=view.samples,
+    )
+
+
 def worst_error(recovered: Tensor, truth: Tensor) -> float:
     """Largest error of any entry after the best assignment; infinite if a sample is missing."""
     if len(recovered) != len(truth):

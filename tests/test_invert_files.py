@@ -132,9 +132,11 @@ def test_a_wrong_guess_of_the_model_is_taken_back(tmp_path):
     weights = save(tmp_path / "w.pt", net.state_dict())
     update = save(tmp_path / "g.pt", list(grads))
     finding = invert_files(UpdateFiles(weights, update)).findings[0]
-    assert (finding.outcome, finding.proof) == (Outcome.EXACT, spear.Proof.PATTERN)
+    assert (finding.outcome, finding.cause) == (Outcome.APPROXIMATE, spear.Cause.UNFIT)
     assert worst_error(finding.inputs, x) < 1e-4
-    assert "does not reproduce the update" in finding.notes[1]
+    assert "likely exact" in finding.reason
+    assert "does not reproduce the update" in finding.reason
+    assert "Nothing confirms that" in finding.notes[1]
 
 
 @pytest.mark.parametrize(("loss", "name"), [(nn.MSELoss(), "mse"), (nn.BCEWithLogitsLoss(), "bce")])
@@ -211,7 +213,7 @@ def test_the_command_writes_what_is_asked_and_says_so_in_its_exit_code(tmp_path,
         *("--std", "2", "--out", out, "--json", result, "--report", page, "--truth", truth),
     )
     assert done.returncode == 20, done.stderr
-    assert "EXACT: all 5 samples recovered, proved by replay" in done.stdout
+    assert "EXACT: all 5 samples that show were recovered, proved by replay" in done.stdout
     assert "\x1b" not in done.stdout
     loaded = spear.load(result)
     assert loaded.outcome is Outcome.EXACT

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import spear
-from spear import NoAttackableLayer, Outcome, Proof
+from planted import bare
+from spear import Cause, NoAttackableLayer, Outcome, Proof
 from spear.factors import factorise
 from spear.federated import fedsgd, train
 from spear.metrics import score
@@ -45,7 +46,7 @@ def test_inputs_of_the_output_layer_come_back(depth, b, data_root):
 def test_an_output_layer_with_few_classes_hides_the_batch():
     model, x, y = batch(b=8, classes=5)
     result = spear.invert(spear.observe(model, fedsgd(model, x, y), layer="4"))
-    assert result.outcome is Outcome.FAILED
+    assert (result.outcome, result.cause) == (Outcome.INCONCLUSIVE, Cause.NO_GAP)
     assert result.batch_size is None
 
 
@@ -114,11 +115,18 @@ def test_vanished_samples_are_reported():
         each = nn.functional.cross_entropy(outputs, targets, reduction="none")
         return (each * weight[: len(each)]).mean()
 
-    result = spear.invert(spear.observe(model, fedsgd(model, x, y, loss)), model=model)
+    gradients = fedsgd(model, x, y, loss)
+    result = spear.invert(spear.observe(model, gradients))
     assert result.batch_size == 5
     assert result.certified.all()
-    assert result.outcome is Outcome.PARTIAL
-    assert "divided by 8, so 3 more samples" in result.reason
+    assert result.outcome is Outcome.EXACT
+    assert relative_error(result.inputs, x[:5]) < 1e-5
+    assert "all 5 samples that show" in result.reason
+    assert any("gradient vanished" in words for words in result.assumptions)
+    told = spear.invert(spear.observe(model, gradients, samples=8))
+    assert (told.outcome, told.cause) == (Outcome.PARTIAL, Cause.MISSING)
+    assert told.certified.all()
+    assert "computed from 8 samples, as was told, and 5 show" in told.reason
 
 
 class Tokens(nn.Module):
@@ -142,7 +150,11 @@ def test_tokens_count_as_samples(pooled):
     result = spear.invert(spear.observe(model, fedsgd(model, x, y)), model=model)
     assert result.batch_size == 12
     assert relative_error(result.inputs, x.flatten(0, 1)) < 1e-4
-    assert result.outcome is Outcome.EXACT
+    if pooled:  # the output is of all tokens of a sample: no single one can be replayed
+        assert (result.outcome, result.cause) == (Outcome.APPROXIMATE, Cause.UNFIT)
+        assert "likely exact" in result.reason
+    else:
+        assert result.outcome is Outcome.EXACT
 
 
 def test_features_of_a_convolution_come_back():
@@ -169,9 +181,13 @@ def test_regression_heads_are_replayed(outputs, reduction):
     model, x, _ = batch(b=5, n=40, m=120, classes=outputs)
     targets = torch.randn(5, outputs, generator=torch.Generator().manual_seed(5))
     loss = nn.MSELoss(reduction=reduction)
-    result = spear.invert(
-        spear.observe(model, fedsgd(model, x, targets, loss)), model=model, loss=loss
-    )
+    gradients = fedsgd(model, x, targets, loss)
+    result = spear.invert(spear.observe(model, gradients), model=model, loss=loss)
+    if outputs == 1:  # all samples of a cell would merge, and free targets give no weights
+        assert (result.outcome, result.cause) == (Outcome.APPROXIMATE, Cause.MERGED)
+        assert "likely exact" in result.reason
+        assert relative_error(result.inputs, x) < 1e-4
+        result = spear.invert(spear.observe(model, gradients, samples=5), loss=loss)
     assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.REPLAY)
     assert result.labels is None
     assert relative_error(result.inputs, x) < 1e-4
@@ -190,12 +206,20 @@ def test_a_regression_replay_refuses_another_model():
 def test_one_logit_gives_labels_and_one_number_does_not(loss):
     model, x, _ = batch(b=6, n=40, m=120, classes=1)
     targets = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 0.0])[:, None]
-    view = spear.observe(model, fedsgd(model, x, targets, loss))
-    result = spear.invert(view, model=model, loss=loss)
-    assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.REPLAY)
+    gradients = fedsgd(model, x, targets, loss)
+    result = spear.invert(spear.observe(model, gradients, samples=6), loss=loss)
+    assert result.proof is Proof.REPLAY
+    assert relative_error(result.inputs, x) < 1e-4
+    untold = spear.invert(spear.observe(model, gradients), loss=loss)
     if loss is nn.functional.mse_loss:
         assert result.labels is None
+        # Two samples are so near their targets that single precision does not give their scale.
+        assert (result.outcome, result.cause) == (Outcome.PARTIAL, Cause.SCALE)
+        assert untold.outcome is Outcome.APPROXIMATE
+        assert "may be several samples in one trace" in untold.reason
     else:
+        assert result.outcome is untold.outcome is Outcome.EXACT
+        assert any("merge" in words for words in untold.assumptions)
         order = torch.cdist(result.inputs, x).argmin(1)
         assert torch.equal(result.labels, targets[order, 0].long())
 
@@ -207,8 +231,12 @@ def test_more_outputs_than_a_gradient_can_be_solved_for():
     loss = nn.MSELoss()
     view = spear.observe(model, fedsgd(model, x, targets, loss))
     result = spear.invert(view, model=model, loss=loss)
-    assert result.proof is Proof.PATTERN
-    assert "too many outputs" in result.reason
+    assert (result.outcome, result.cause) == (Outcome.APPROXIMATE, Cause.UNFIT)
+    assert result.proof is Proof.NONE
+    assert "likely exact" in result.reason
+    assert relative_error(result.inputs, x) < 1e-4
+    alone = spear.invert(bare(view))
+    assert (alone.outcome, alone.proof) == (Outcome.EXACT, Proof.PATTERN)
 
 
 @pytest.mark.parametrize("activation", [nn.LeakyReLU(), nn.GELU(), nn.SiLU(), nn.ELU(), nn.Tanh()])
@@ -241,4 +269,5 @@ def test_a_regression_without_later_gradients_is_no_replay():
     alone = {name: g for name, g in gradients.items() if name.startswith("0.")}
     result = spear.invert(spear.observe(model, alone), model=model, loss=nn.functional.mse_loss)
     assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.PATTERN)
-    assert "targets that are numbers" in result.reason
+    assert "no gradient of a later layer to compare" in result.reason
+    assert any("no sample is several in one trace" in words for words in result.assumptions)

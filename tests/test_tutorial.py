@@ -18,7 +18,7 @@ import nbformat
 import spear
 
 DOCS = Path(__file__).parent.parent / "docs"
-VERDICTS = re.compile(r"\b(EXACT|PARTIAL|APPROXIMATE|FAILED|REPLAY|PATTERN|NONE)\b")
+VERDICTS = re.compile(r"\b(EXACT|PARTIAL|APPROXIMATE|FAILED|INCONCLUSIVE|REPLAY|PATTERN|NONE)\b")
 
 
 def run(notebook, result, temporary):

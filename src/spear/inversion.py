@@ -311,9 +311,10 @@ def _verdict(
     if factors.noisy and not bool(certificate.precise.any()):
         return _noisy_verdict(factors, certificate, inputs)
     if selection.match >= LIKELY_MATCH or selection.one_sided:
+        likely = "likely exact" + " but for their scale" * (certificate.cause is Cause.SCALE)
         reason = (
-            f"{b} samples were found that fit the update (lambda {selection.match:.3f}), likely exact, "
-            f"but nothing is proved: {doubts}"
+            f"{b} samples were found that fit the update (lambda {selection.match:.3f}), {likely}, but "
+            f"nothing is proved: {doubts}"
         )
         return _Verdict(Outcome.APPROXIMATE, certificate.cause, reason)
     reason = (

@@ -135,8 +135,8 @@ def _of_the_layer(found: Recovered, fit: Fit | None) -> list[Ruling]:
     ]
     apart = factors.view.clipped_apart or fits_at_another_scale(factors, selection)
     words = (
-        "weight and bias gradients were clipped apart (per-layer clipping), so the bias gradient does "
-        "not give a sample's scale: each may be right but for one factor"
+        "have no scale that the bias gradient would give, each may be right but for one factor: weight "
+        "and bias gradients were clipped apart (per-layer clipping)"
         if factors.view.clipped_apart
         else "fit their zeros at another scale only than the bias gradient gives: weight and bias "
         "gradients were clipped apart (per-layer clipping), or are not of one batch"
@@ -165,6 +165,13 @@ def _unfit(found: Recovered, fit: Fit) -> Certificate:
     if not fit.replay.tells:
         words = "the update is too coarse or too noisy for a replay to show anything"
         return _unproved(found, Cause.IMPRECISE, (words,))
+    apart = [
+        f"{int((~ruling.excluded).sum())} of {found.b} samples {ruling.words}"
+        for ruling in _of_the_layer(found, None)
+        if ruling.cause is Cause.SCALE and not bool(ruling.excluded.all())
+    ]
+    if apart:
+        return _unproved(found, Cause.SCALE, tuple(apart[:1]))
     words = (
         "the model does not reproduce the update with any loss, so nothing excludes another scale or "
         "merged samples (other weights than the client's, clipping by layer, or another network "

@@ -91,13 +91,19 @@ def mix(found: Recovered, fit: Fit | None) -> Ruling:
 def _held_twice(found: Recovered, firm: Tensor) -> Tensor:
     """Which of the directions that are not firm (b,) their rows that are off hold, whichever is
     left out.
+
+    Those of near-duplicates hold what these span together: noise keeps their rows from being quite
+    free in a second direction, and counts for nothing.
     """
     selection, held = found.selection, found.held_rows
     side = selection.directions.side
     twice = torch.zeros_like(firm)
     white = unit(selection.Q * side.scales[:, None], 0)
     for j in (~firm).nonzero().flatten().tolist():
-        if int(held[:, j].sum()) >= selection.b + SPARE_ROWS:
+        if int(held[:, j].sum()) < selection.b + SPARE_ROWS:
+            continue
+        seen = torch.linalg.svdvals(side.basis[held[:, j]]) > UNDECIDED * side.zero
+        if int(seen.sum()) == selection.b - 1:
             twice[j] = firmness(side, white[:, j], held[:, j]) > 0
     return twice
 
@@ -251,7 +257,7 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         single = single | harmless
         assumptions = (NOT_ALL_MERGED,) if unlikely else (NOT_ALL_PAIRED,)
     if fit.weights is not None:
-        doubled = _doubled(fit)
+        doubled = _doubled(found, fit)
         if not _even(fit, fit.weights)[0]:
             assumptions = (*assumptions, UNSEEN)
     return Ruling(Cause.MERGED, single, _MAY_BE_SEVERAL, assumptions, doubled)
@@ -263,10 +269,22 @@ def _one_dimension(model: nn.Module | None) -> bool:
     return bool(layers) and layers[-1].out_features <= 2
 
 
-def _doubled(fit: Fit) -> str:
-    """In words: whether traces weigh as several of the others do, so that duplicates are likely."""
+def _doubled(found: Recovered, fit: Fit) -> str:
+    """In words: whether traces weigh as several of the others do, so that duplicates are likely.
+
+    Clipping by norm makes all weights differ, and some of them multiples of others by chance: then only
+    a multiple of a weight that several share says something, before clipping or after.
+    """
     assert fit.weights is not None
-    heavy = int((_grouped(fit.weights, fit.weight_error)[1] & fit.matched).sum())
+    tolerance = fit.weight_error
+    size, multiple = _grouped(fit.weights, tolerance)
+    if _may_be_clipped(found, fit) and int(size.max()) < found.b:
+        clipped = fit.weights * gradient_norms(found, fit)
+        shared = _grouped(clipped, tolerance)[0] > 1
+        if bool(shared.any()):
+            multiple = _grouped(fit.weights, tolerance, among=size > 1)[1]
+            multiple = multiple | _grouped(clipped, tolerance, among=shared)[1]
+    heavy = int((multiple & fit.matched).sum())
     if not heavy:
         return ""
     return (
@@ -342,12 +360,16 @@ def _single(found: Recovered, fit: Fit, near: Tensor) -> tuple[Tensor, bool]:
     assert fit.weights is not None
     tolerance = fit.weight_error
     single, unlikely = _by_groups(fit, fit.weights, tolerance, near)
-    clipping = found.factors.view.reads_data and fit.dimensions > 1 and fit.labels is not None
-    if clipping and not bool(single.all()):
+    if _may_be_clipped(found, fit) and not bool(single.all()):
         norms = gradient_norms(found, fit)
         clipped, _ = _by_groups(fit, fit.weights * norms, tolerance, near)
         single = single | clipped
     return single & fit.matched, unlikely
+
+
+def _may_be_clipped(found: Recovered, fit: Fit) -> bool:
+    """Can what clipping by norm would make of the weights be computed?"""
+    return found.factors.view.reads_data and fit.dimensions > 1 and fit.labels is not None
 
 
 def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tuple[Tensor, bool]:
@@ -366,15 +388,21 @@ def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tu
     return single, bool((single & ~near).any())
 
 
-def _grouped(weights: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor]:
-    """How many weights (b,) are the same as each, and whether it is a multiple of a lighter one."""
+def _grouped(
+    weights: Tensor, tolerance: Tensor, among: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """How many weights (b,) are the same as each, and whether it is a multiple of a lighter one,
+    `among` some (b,) bool, if given.
+    """
     ratio = weights[:, None] / weights[None]  # (b, b)
     bound = tolerance[:, None] + tolerance[None]
     size = ((ratio - 1).abs() <= bound).sum(1)
     whole = ratio.round()
     beyond = (ratio - whole).abs() <= torch.maximum(bound, bound.new_tensor(WHOLE_WEIGHT)) * whole
-    multiple = (beyond & (whole >= 2) & (whole <= LARGEST_MERGE)).any(1)
-    return size, multiple
+    multiples = beyond & (whole >= 2) & (whole <= LARGEST_MERGE)
+    if among is not None:
+        multiples = multiples & among
+    return size, multiples.any(1)
 
 
 def _chance_of_pairs(k: int) -> float:
