@@ -127,13 +127,12 @@ def invert(
     watch.report("factorise")
     with watch.stage("factorise"):
         factors, penalty = without_penalty(factorise(view))
-    if penalty is not None:
-        watch.remark(penalty.words)
+    notes = () if penalty is None else (penalty.words,)
     if not factors.batch_size:
         return _finish(_no_batch(factors, watch.stats), throw, watch)
     generator = generator or torch.Generator(factors.left.device).manual_seed(0)
 
-    found = _searched(factors, search, generator, watch)
+    found = _searched(factors, search, generator, watch, notes)
     best = found.best
     if best is None and found.pool is not None:
         with watch.stage("select"):
@@ -173,6 +172,7 @@ class _Found:
     pool: Directions | None
     end: _End
     remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was done to the update before
 
     @property
     def words(self) -> str:
@@ -184,7 +184,13 @@ class _Found:
         return {_End.TIME: Cause.TIME, _End.INTERRUPTED: Cause.INTERRUPTED}.get(self.end)
 
 
-def _searched(factors: Factors, search: Finder, generator: torch.Generator, watch: Watch) -> _Found:
+def _searched(
+    factors: Factors,
+    search: Finder,
+    generator: torch.Generator,
+    watch: Watch,
+    notes: tuple[str, ...],
+) -> _Found:
     """Directions, and the best choice of b of them, until every pattern matches or the search ends."""
     best: Selection | None = None
     pool: Directions | None = None
@@ -204,7 +210,7 @@ def _searched(factors: Factors, search: Finder, generator: torch.Generator, watc
         end = _End.INTERRUPTED
     if end is _End.GAVE_UP and watch.expired:
         end = _End.TIME
-    return _Found(best, pool, end, tuple(watch.remarks))
+    return _Found(best, pool, end, tuple(watch.remarks), notes)
 
 
 def _rescaled(
@@ -271,7 +277,7 @@ def _conclude(
     found: _Found,
 ) -> Inversion:
     verdict = _verdict(factors, selection, certificate, inputs, found)
-    reason = "; ".join([verdict.reason, *_remarks(factors, certificate)])
+    reason = "; ".join([verdict.reason, *found.notes, *_remarks(factors, certificate)])
     if not verdict.returned:
         return _nothing(factors, stats, verdict.outcome, verdict.cause, reason)
     return Inversion(
