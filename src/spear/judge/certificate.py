@@ -243,6 +243,7 @@ def _of_training(found: Recovered, model: nn.Module | None, loss: Loss | None) -
     )
     rulings = [
         Ruling(Cause.TRAINING, repeated, words),
+        rivals.scale_in_training(found, retrained.off),
         rivals.merge_in_training(found, retrained.dimensions),
         _imprecise(found),
     ]

@@ -153,8 +153,7 @@ class Fit:
         else:
             J = replay.jacobians(replay.Z)
             moved = (J @ steps[:, :, None])[:, :, 0]  # (b, outputs)
-            rates = [(b[:, None] @ J)[:, 0] for b in replay.bent(moved, self.slopes)]
-            turned = min(rates, key=lambda rate: float(rate.norm()))
+            turned = (replay.bent(moved, self)[:, None] @ J)[:, 0]
         left = replay.factors.left
         rate: Tensor = (turned - (turned @ left) @ left.T).norm(dim=1)
         return rate
@@ -348,31 +347,33 @@ class Replay:
         rest = (J @ slopes)[:, :, 0] - D
         return slopes[:, :, 0], rest.norm(dim=1) / D.norm(dim=1)
 
-    def bent(self, moved: Tensor, slopes: Tensor | None) -> list[Tensor]:
-        """How gradients at the outputs change as these move (b, outputs): losses with free targets.
+    def bent(self, moved: Tensor, fit: Fit) -> Tensor:
+        """How gradients at the outputs change as these move (b, outputs), where targets are free.
 
-        A loss that was told is known; otherwise squared error, binary and soft cross-entropy are
-        tried. Squared error is that of a mean over the batch, as nothing shows another factor. The
-        others' gradients are w (p - t), of numbers between 0 and 1: so w is at least their largest.
+        Soft or several labels give a weight, and with it the curvature. Squared error that was told has
+        its own, up to a factor of the whole update that nothing shows: it is taken for smaller where
+        outputs would be nearer to their targets than they are large. Any other loss may have none.
         """
-        assert slopes is not None
+        assert fit.slopes is not None
         with torch.no_grad():
             outputs = self.run(self.Z)
-        per_entry = 1 / outputs.numel()
-        squared = 2 * per_entry * moved
-        if isinstance(self.loss, nn.MSELoss) or self.loss is nn.functional.mse_loss:
-            leaf = (outputs + moved).requires_grad_()  # as its mean or sum has it
-            return [torch.autograd.grad(self.loss(leaf, outputs).sum(), leaf)[0]]
-        if compares_numbers(self.loss):
-            return [torch.zeros_like(moved)]  # absolute errors have no curvature
-        sigma = outputs.sigmoid()
-        least = slopes.abs().amax(1, keepdim=True)
-        binary = least * sigma * (1 - sigma) * moved
-        if _is_binary(self.loss):
-            return [binary]
-        p = outputs.softmax(1)
-        soft = least * (p * moved - p * (p * moved).sum(1, keepdim=True))
-        return [squared, binary, soft]
+        bent: Tensor
+        if fit.loss == _SOFT and fit.weights is not None:
+            p = outputs.softmax(1)
+            bent = p * moved - p * (p * moved).sum(1, keepdim=True)
+            return bent * fit.weights[:, None] / len(p)
+        if fit.loss == _SEVERAL and fit.weights is not None:
+            sigma = outputs.sigmoid()
+            bent = sigma * (1 - sigma) * moved
+            return bent * fit.weights[:, None] / sigma.numel()
+        if not (isinstance(self.loss, nn.MSELoss) or self.loss is nn.functional.mse_loss):
+            return torch.zeros_like(moved)
+        leaf = (outputs + moved).requires_grad_()
+        (bent,) = torch.autograd.grad(self.loss(leaf, outputs).sum(), leaf)
+        rate = bent.norm() / moved.norm().clamp_min(1e-300)
+        away = fit.slopes.norm(dim=1) / rate  # from the targets, (b,)
+        share: Tensor = (away / outputs.norm(dim=1)).clamp_max(1.0)
+        return bent * share[:, None]
 
     # Losses, one after the other.
 

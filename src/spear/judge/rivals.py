@@ -34,6 +34,7 @@ UNSEEN = "samples whose gradient vanished, if there were any, do not count"
 NO_MERGE = "no sample is several in one trace (near-duplicates; one output or two classes)"
 NOT_ALL_PAIRED = "not every sample has a near-duplicate in the batch"
 NOT_ALL_MERGED = "samples that switch on the same neurons did not merge in equal numbers everywhere"
+WEIGHED_ALIKE = "no class or sample has a weight of its own that nobody told"
 NOT_SCALED = "the update was not scaled as a whole"
 GENERAL_POSITION = "no two samples with free targets have parallel gradients"
 
@@ -244,7 +245,9 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
     radius = merge_radius(found, fit)  # (b,)
     spread = _spread(found.X)
     # The mean of two is half as far from both; the other half is to spare.
-    harmless = radius <= EXACT_ERROR * found.span
+    # An input that the layer does not look at shows nowhere, however far apart it is.
+    blind = bool((found.factors.view.weight[:, found.factors.live_columns] == 0).all(0).any())
+    harmless = (radius <= EXACT_ERROR * found.span) & (not blind)
     if fit.dimensions < 2:
         harmless, radius = torch.zeros_like(harmless), torch.full_like(radius, torch.inf)
     assumptions: tuple[str, ...] = ()
@@ -252,10 +255,14 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
     if fit.weights is None:
         assumptions = (GENERAL_POSITION, NOT_SCALED)
     elif not bool(harmless.all()):
-        near = radius <= NEAR_DUPLICATE * spread
+        # What stands out beside the samples may be what two in one trace differ by.
+        near = (radius <= NEAR_DUPLICATE * spread) & (not _fainter(found.factors))
         single, unlikely = _single(found, fit, near)
-        single = single | harmless
+        # A trace that weighs as several do is several, however near they are.
+        heavy = _grouped(fit.weights, fit.weight_error)[1]
+        single = single | (harmless & ~heavy)
         assumptions = (NOT_ALL_MERGED,) if unlikely else (NOT_ALL_PAIRED,)
+        assumptions += (WEIGHED_ALIKE,) if not fit.told else ()
     if fit.weights is not None:
         doubled = _doubled(found, fit)
         if not _even(fit, fit.weights)[0]:
@@ -291,6 +298,16 @@ def _doubled(found: Recovered, fit: Fit) -> str:
         f"{heavy} of {len(fit.weights)} samples weigh as much as several others: duplicates of them, "
         "or nearly, may have been in the batch"
     )
+
+
+def scale_in_training(found: Recovered, off: Tensor) -> Ruling:
+    """Would larger or smaller inputs explain several local steps as well?
+
+    x t goes with d / t: a column of summed gradients that agrees to a share `off` (b,) leaves t no more
+    than that. Half of the claimed error is left to whatever else is not repeated exactly.
+    """
+    claimed = EXACT_ERROR * found.span / found.sizes
+    return Ruling(Cause.SCALE, 2 * off <= claimed, _ANY_SCALE)
 
 
 def merge_in_training(found: Recovered, dimensions: int) -> Ruling:
@@ -361,10 +378,22 @@ def _single(found: Recovered, fit: Fit, near: Tensor) -> tuple[Tensor, bool]:
     tolerance = fit.weight_error
     single, unlikely = _by_groups(fit, fit.weights, tolerance, near)
     if _may_be_clipped(found, fit) and not bool(single.all()):
-        norms = gradient_norms(found, fit)
-        clipped, _ = _by_groups(fit, fit.weights * norms, tolerance, near)
-        single = single | clipped
+        single = single | (_by_clipping(found, fit) & near)
     return single & fit.matched, unlikely
+
+
+def _by_clipping(found: Recovered, fit: Fit) -> Tensor:
+    """Which weights (b,) are those of clipping by norm: c as they are, or K / norm where that is less.
+
+    Several must share c, and several K, and most samples must be among them.
+    """
+    assert fit.weights is not None
+    tolerance = fit.weight_error
+    clipped = fit.weights * gradient_norms(found, fit)
+    alike, multiple = _grouped(clipped, tolerance)
+    whole = (fit.weights / fit.weights.max() - 1).abs() <= 2 * tolerance
+    explained = (whole & (int(whole.sum()) > 1)) | ((alike > 1) & ~multiple)
+    return explained & (2 * int(explained.sum()) > len(explained))
 
 
 def _may_be_clipped(found: Recovered, fit: Fit) -> bool:
@@ -379,11 +408,11 @@ def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tu
     """
     size, multiple = _grouped(weights, tolerance)
     b = len(weights)
-    usual = (size == b) | ((size > 1) & ~multiple)
+    usual = (size == b) | ((2 * size > b) & ~multiple)
     chance = torch.tensor([_chance_of_pairs(int(k)) for k in size], device=weights.device)
     if fit.dimensions < 2 and fit.labels is not None:
         chance = chance * (_unseen_share(fit, tolerance).to(chance) ** size)
-    unlikely = usual & (chance <= COINCIDENCE)
+    unlikely = usual & (chance <= COINCIDENCE) & (near | (fit.dimensions < 2))
     single = (usual & near) | unlikely
     return single, bool((single & ~near).any())
 
@@ -471,6 +500,18 @@ def contradicted(fit: Fit) -> Ruling:
     )
 
 
+def _fainter(factors: Factors) -> bool:
+    """Does one more singular value stand out of what is left over, though it was taken for noise?"""
+    b, s = factors.b, factors.spectrum
+    m, n = int(factors.live_rows.sum()), int(factors.live_columns.sum())
+    if len(s) < min(m, n) or len(s) < b + 1 + SPARE_ROWS:
+        return False  # a sketch, or too little to compare with
+    rest = s[b + 1 :]
+    k, p = m - b - 1, n - b - 1
+    edge = float(rest.norm()) / math.sqrt(k * p) * (math.sqrt(k) + math.sqrt(p))
+    return float(s[b]) > UNDECIDED * edge
+
+
 def missing(factors: Factors) -> str:
     """Would a batch of more samples explain it as well? In words, if it was told that there are more.
 
@@ -481,6 +522,11 @@ def missing(factors: Factors) -> str:
         return (
             f"besides these {factors.b} there are one or more samples whose inputs are all zero: they "
             "show in the bias gradient only"
+        )
+    if _fainter(factors):
+        return (
+            f"besides these {factors.b} something fainter stands out of the update's rounding: a "
+            "sample with hardly any weight, perhaps"
         )
     told = factors.view.samples
     if told is None or told <= factors.b:

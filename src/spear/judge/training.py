@@ -51,6 +51,7 @@ class Retrained:
     closely: Tensor  # (b,) bool: do they agree so well that no mix of samples does?
     epochs: int
     objections: tuple[str, ...]  # parts of the update that disagree
+    off: Tensor  # (b,): how far the sums are off, relative
     dimensions: int  # of the gradients that samples with one ReLU pattern may have
 
 
@@ -116,6 +117,7 @@ class _Repeated:
             closely,
             self.epochs,
             self.objections,
+            self.off,
             dimensions,
         )
 
