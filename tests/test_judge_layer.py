@@ -252,4 +252,4 @@ def test_clipped_apart_is_believed():
     view = dataclasses.replace(plant(5, m=200).view, clipped_apart=True)
     result = spear.invert(view)
     assert not bool(result.certified.any())
-    assert "does not give a sample's scale" in result.reason
+    assert "clipped apart (per-layer clipping)" in result.reason

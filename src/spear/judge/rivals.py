@@ -240,7 +240,7 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         return Ruling(Cause.MERGED, everyone, "")
     if fit is None:
         more = told is not None and told > found.b  # then some of them are in these traces, perhaps
-        apart = not more and not _one_dimension(found.factors.view.model)
+        apart = not (more or _one_dimension(found.factors.view.model) or _fainter(found.factors))
         return Ruling(Cause.MERGED, everyone & apart, _MAY_BE_SEVERAL, (NO_MERGE,))
     radius = merge_radius(found, fit)  # (b,)
     spread = _spread(found.X)
