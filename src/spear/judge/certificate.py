@@ -72,9 +72,9 @@ def certify(
         fit = weigh_losses(found, model, loss, generator=generator)
     if isinstance(fit, str):
         return _by_pattern(found, fit)
-    if fit.labels is None and not fit.replay.compared:
+    if fit.labels is None and not fit.replay.has_later:
         return _by_pattern(found, "there is no gradient of a later layer to compare")
-    if not fit.usable:
+    if not fit.usable or (fit.labels is None and not fit.replay.compared):
         return _unfit(found, fit)
     with replaying():
         rulings = [

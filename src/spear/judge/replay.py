@@ -307,8 +307,11 @@ class Replay:
     @property
     def compared(self) -> bool:
         """Are there gradients of later layers to compare with, of these samples alone?"""
-        if self.factors.zero_input or self.spoilt:
-            return False
+        return self.has_later and not (self.factors.zero_input or self.spoilt)
+
+    @property
+    def has_later(self) -> bool:
+        """Are there gradients of later layers at all?"""
         return any(n in self.factors.view.others for n, _ in self.network.named_parameters())
 
     def run(self, Z: Tensor) -> Tensor:

@@ -152,7 +152,8 @@ def scale(found: Recovered, fit: Fit | None) -> Ruling:
         everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
         view = found.factors.view
         homogeneous = view.model is not None and not bool(view.bias.any())
-        return Ruling(Cause.SCALE, everyone & (not homogeneous), _ANY_SCALE, (SCALED_ALIKE,))
+        fixed = not (homogeneous or found.factors.zero_input)  # a zero input is a guess here
+        return Ruling(Cause.SCALE, everyone & fixed, _ANY_SCALE, (SCALED_ALIKE,))
     own = (EXACT_ERROR * found.span / found.sizes).clamp_max(0.5)  # claimed, relative
     alone = (fit.off_at(1 + own) > 1) & (fit.off_at(1 - own) > 1)
     pinned = bool(alone[fit.matched].all())
@@ -256,7 +257,9 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         assumptions = (GENERAL_POSITION, NOT_SCALED)
     elif not bool(harmless.all()):
         # What stands out beside the samples may be what two in one trace differ by.
-        near = (radius <= NEAR_DUPLICATE * spread) & (not _fainter(found.factors))
+        # And one trace alone weighs as much as one sample, however many it is of.
+        alone = found.b == 1 or _fainter(found.factors)
+        near = (radius <= NEAR_DUPLICATE * spread) & (not alone)
         single, unlikely = _single(found, fit, near)
         # A trace that weighs as several do is several, however near they are.
         heavy = _grouped(fit.weights, fit.weight_error)[1]
