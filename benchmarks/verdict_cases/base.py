@@ -24,6 +24,7 @@ Update = dict[str, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 cross_entropy = nn.functional.cross_entropy
 VISIBLE = 10  # roundings of the update: a sample whose share is less need not be found
+VANISHED = 1e-30  # no rounding is compared with what is smaller
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,20 @@ class Case:
     def expected_visible(self) -> Tensor:
         """(b,) bool: which samples' share of the update is above its noise."""
         assert self.truth is not None
-        if self.columns is None:
-            return torch.ones(len(self.truth), dtype=torch.bool)
+        training = self.view.training
+        if self.columns is None or (training is not None and not training.one_step):
+            return self._in_the_rows()
         sizes = torch.cat([self.truth, torch.ones_like(self.truth[:, :1])], 1).double().norm(dim=1)
-        return self.columns.double().norm(dim=1) * sizes > VISIBLE * self.rounding
+        shares = self.columns.double().norm(dim=1) * sizes
+        return (shares > VISIBLE * self.rounding) & (shares > VANISHED)
+
+    def _in_the_rows(self) -> Tensor:
+        """(b,) bool: which samples left a trace after several steps: those that rows are made of."""
+        assert self.truth is not None
+        _, s, Vt = torch.linalg.svd(self.view.weight_grad.double(), full_matrices=False)
+        rows = Vt[s > VISIBLE * torch.finfo(self.view.weight_grad.dtype).eps * s[0]]
+        x = self.truth.detach().double()
+        return (x - (x @ rows.T) @ rows).norm(dim=1) < 0.5 * x.norm(dim=1)
 
 
 @dataclass(frozen=True)
