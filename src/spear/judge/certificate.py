@@ -133,6 +133,24 @@ def _of_the_layer(found: Recovered, fit: Fit | None) -> list[Ruling]:
             "input that is zero, inputs that depend on each other linearly, or another batch's)",
         ),
     ]
+    ruled.append(_clipped_apart(found))
+    unknown = outside_next_layer(found)
+    known = everyone & (not bool(unknown.any()))
+    ruled.append(
+        Ruling(
+            Cause.SCALE,
+            known,
+            f"are not what the next layer's gradient knows ({int(unknown.sum())} at this scale): "
+            "dropout behind this layer, or weight and bias gradients that were clipped apart",
+        )
+    )
+    return ruled
+
+
+def _clipped_apart(found: Recovered) -> Ruling:
+    """Were weight and bias gradients clipped by factors of their own, by what was told or by signs?"""
+    factors, selection = found.factors, found.selection
+    everyone = torch.ones(found.b, dtype=torch.bool, device=selection.C.device)
     apart = factors.view.clipped_apart or fits_at_another_scale(factors, selection)
     words = (
         "have no scale that the bias gradient would give, each may be right but for one factor: weight "
@@ -141,18 +159,7 @@ def _of_the_layer(found: Recovered, fit: Fit | None) -> list[Ruling]:
         else "fit their zeros at another scale only than the bias gradient gives: weight and bias "
         "gradients were clipped apart (per-layer clipping), or are not of one batch"
     )
-    ruled.append(Ruling(Cause.SCALE, everyone & (not apart), words))
-    unknown = outside_next_layer(found)
-    known = everyone & (not bool(unknown.any()))
-    ruled.append(
-        Ruling(
-            Cause.SCALE,
-            known,
-            f"are not what the next layer's gradient knows ({int(unknown.sum())} at this scale): "
-            "weight and bias gradients were clipped apart (per-layer clipping), or differ otherwise",
-        )
-    )
-    return ruled
+    return Ruling(Cause.SCALE, everyone & (not apart), words)
 
 
 def _imprecise(found: Recovered) -> Ruling:
@@ -165,13 +172,10 @@ def _unfit(found: Recovered, fit: Fit) -> Certificate:
     if not fit.replay.tells:
         words = "the update is too coarse or too noisy for a replay to show anything"
         return _unproved(found, Cause.IMPRECISE, (words,))
-    apart = [
-        f"{int((~ruling.excluded).sum())} of {found.b} samples {ruling.words}"
-        for ruling in _of_the_layer(found, None)
-        if ruling.cause is Cause.SCALE and not bool(ruling.excluded.all())
-    ]
-    if apart:
-        return _unproved(found, Cause.SCALE, tuple(apart[:1]))
+    apart = _clipped_apart(found)
+    if not bool(apart.excluded.all()):
+        words = f"{found.b} of {found.b} samples {apart.words}"
+        return _unproved(found, Cause.SCALE, (words,))
     words = (
         "the model does not reproduce the update with any loss, so nothing excludes another scale or "
         "merged samples (other weights than the client's, clipping by layer, or another network "

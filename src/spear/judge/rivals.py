@@ -241,7 +241,8 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         return Ruling(Cause.MERGED, everyone, "")
     if fit is None:
         more = told is not None and told > found.b  # then some of them are in these traces, perhaps
-        apart = not (more or _one_dimension(found.factors.view.model) or _fainter(found.factors))
+        left_over = _fainter(found.factors) or _bias_left_over(found.factors)
+        apart = not (more or left_over or _one_dimension(found.factors.view.model))
         return Ruling(Cause.MERGED, everyone & apart, _MAY_BE_SEVERAL, (NO_MERGE,))
     radius = merge_radius(found, fit)  # (b,)
     spread = _spread(found.X)
@@ -256,11 +257,11 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
     if fit.weights is None:
         assumptions = (GENERAL_POSITION, NOT_SCALED)
     elif not bool(harmless.all()):
-        # What stands out beside the samples may be what two in one trace differ by.
-        # And one trace alone weighs as much as one sample, however many it is of.
-        alone = found.b == 1 or _fainter(found.factors)
-        near = (radius <= NEAR_DUPLICATE * spread) & (not alone)
+        near = radius <= NEAR_DUPLICATE * spread
         single, unlikely = _single(found, fit, near)
+        # One trace alone weighs as much as one sample, however many it is of. And what stands out
+        # beside the samples may be what two in one trace differ by.
+        single = single & (not (found.b == 1 or _fainter(found.factors)))
         # A trace that weighs as several do is several, however near they are.
         heavy = _grouped(fit.weights, fit.weight_error)[1]
         single = single | (harmless & ~heavy)
@@ -271,6 +272,17 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         if not _even(fit, fit.weights)[0]:
             assumptions = (*assumptions, UNSEEN)
     return Ruling(Cause.MERGED, single, _MAY_BE_SEVERAL, assumptions, doubled)
+
+
+def _bias_left_over(factors: Factors) -> bool:
+    """Is more of dL/db outside the span of L than rounding leaves there, as of a darker copy?
+
+    Roundings left 0.2 to 0.5 of one on honest updates, and their noise about as much.
+    """
+    g = factors.view.bias_grad.to(factors.left)
+    rounding = 2 * torch.finfo(factors.view.precision).eps * float(g.norm())
+    noise = SPARE_ROWS * factors.noise * math.sqrt(len(g))
+    return float(factors.bias_outside.norm()) > rounding + noise
 
 
 def _one_dimension(model: nn.Module | None) -> bool:
@@ -415,7 +427,7 @@ def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tu
     chance = torch.tensor([_chance_of_pairs(int(k)) for k in size], device=weights.device)
     if fit.dimensions < 2 and fit.labels is not None:
         chance = chance * (_unseen_share(fit, tolerance).to(chance) ** size)
-    unlikely = usual & (chance <= COINCIDENCE) & (near | (fit.dimensions < 2))
+    unlikely = usual & (chance <= COINCIDENCE)
     single = (usual & near) | unlikely
     return single, bool((single & ~near).any())
 
@@ -512,7 +524,10 @@ def _fainter(factors: Factors) -> bool:
     rest = s[b + 1 :]
     k, p = m - b - 1, n - b - 1
     edge = float(rest.norm()) / math.sqrt(k * p) * (math.sqrt(k) + math.sqrt(p))
-    return float(s[b]) > UNDECIDED * edge
+    # A rounding of the loudest sample is none, nor are a few of the factorisation's own.
+    eps = torch.finfo(factors.view.precision).eps
+    rounding = max(eps, UNDECIDED * torch.finfo(s.dtype).eps) * float(s[0])
+    return float(s[b]) > max(UNDECIDED * edge, rounding)
 
 
 def missing(factors: Factors) -> str:
