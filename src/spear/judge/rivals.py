@@ -259,11 +259,12 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
     elif not bool(harmless.all()):
         near = radius <= NEAR_DUPLICATE * spread
         single, unlikely = _single(found, fit, near)
-        # One trace alone weighs as much as one sample, however many it is of. And what stands out
-        # beside the samples may be what two in one trace differ by.
-        single = single & (not (found.b == 1 or _fainter(found.factors)))
         # A trace that weighs as several do is several, however near they are.
         heavy = _grouped(fit.weights, fit.weight_error)[1]
+        # One trace alone weighs as much as one sample, however many it is of. And what stands out
+        # beside the samples may be what two in one trace differ by, unless a heavy one explains it.
+        left_over = _fainter(found.factors) and not bool(heavy.any())
+        single = single & (not (found.b == 1 or left_over))
         single = single | (harmless & ~heavy)
         assumptions = (NOT_ALL_MERGED,) if unlikely else (NOT_ALL_PAIRED,)
         assumptions += (WEIGHED_ALIKE,) if not fit.told else ()
