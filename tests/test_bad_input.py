@@ -22,7 +22,7 @@ import spear
 from command_line import in_a_process, in_this_process
 from planted import plant
 
-CODES = (0, 2, 10, 20)
+CODES = (0, 2, 10, 20, 30)
 ESCAPE = "\x1b]0;owned\x07\x1b[31m"
 
 
