@@ -29,7 +29,7 @@ DATA = [("cifar10", True), ("mnist", True), ("cifar10", False)]
 SETTINGS = {
     "none": {},
     **{f"sigma {s:g}": {"sigma": s} for s in (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)},
-    **{f"DP-SGD {z:g}": {"noise_multiplier": z, "max_grad_norm": 1.0} for z in (2e-4, 2e-3, 1.0)},
+    **{f"DP-SGD {z:g}": {"noise_multiplier": z, "clip": 1.0} for z in (2e-4, 2e-3, 1.0)},
     "float16": {"precision": "float16"},
     "bfloat16": {"precision": "bfloat16"},
     "8-bit": {"precision": "8-bit"},
@@ -42,8 +42,10 @@ def observed(setting: dict, model, x, y, seed: int) -> spear.LayerUpdate:
     generator = torch.Generator().manual_seed(seed)
     if "lr" in setting:
         return spear.observe(model, after=fedavg(model, x, y, **setting), **setting)
-    if "max_grad_norm" in setting:
-        return dpsgd(model, x, y, generator=generator, **setting).view()
+    if "clip" in setting:
+        multiplier, norm = setting["noise_multiplier"], setting["clip"]
+        options = {"noise_multiplier": multiplier, "max_grad_norm": norm}
+        return dpsgd(model, x, y, generator=generator, **options).view()
     update = fedsgd(model, x, y)
     if "sigma" in setting:
         update = defences.add_noise(update, setting["sigma"], generator)
@@ -62,7 +64,7 @@ def trial(name: str, normalised: bool, label: str, seed: int) -> dict:
     chosen = torch.randperm(len(images), generator=generator)[:B].tolist()
     x, y = images.batch(chosen, normalise=normalised)
     model, setting = mlp(x.shape[1], 10, width=M, depth=6, seed=seed), SETTINGS[label]
-    before = preflight(model, batch_size=B, **setting)
+    before = preflight(model, samples=B, **setting)
     view = observed(setting, model, x, y, seed)
     seen = preflight(model, update=view)
     result = spear.invert(view, model=model, max_seconds=20)

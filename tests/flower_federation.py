@@ -86,7 +86,7 @@ def gradients(model, inputs, labels, lr):
     return ArrayRecord(fedsgd(model, inputs, labels))
 
 
-def deltas(model, inputs, labels, lr):
+def differences(model, inputs, labels, lr):
     after = fedavg(model, inputs, labels, lr=lr)
     return ArrayRecord({name: after[name] - value for name, value in model.state_dict().items()})
 

@@ -60,8 +60,7 @@ def bare(view: spear.LayerUpdate) -> spear.LayerUpdate:
         weight_grad=view.weight_grad,
         bias_grad=view.bias_grad,
         relu=view.relu,
-        training=view.training,
-        samples=view.samples,
+        protocol=view.protocol,
     )
 
 

@@ -166,7 +166,7 @@ def audit():
         remarks=[
             Remark(Level.NOTE, "No guarantee", "Fifteen settings were tried, 20 batches each.")
         ],
-        settings={"command": "spear audit --batch-size 4,8,16,32,64"},
+        settings={"command": "spear audit --samples 4,8,16,32,64"},
         seconds=75.0,
     )
 

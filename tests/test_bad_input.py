@@ -107,9 +107,9 @@ def test_wrong_usage_is_told(folder, arguments):
 
 def test_options_are_called_as_the_user_knows_them(folder):
     done = invert(folder, "--local-batch-size", "4", "--weight-decay", "0.1")
-    told(done, "--local-batch-size, --weight-decay: these belong to --after")
+    told(done, "--local-batch-size, --weight-decay belong to local training")
     told(invert(folder, "--max-seconds", "-1"), "--max-seconds")
-    told(in_this_process("check", "--weights", folder / "w.pt", "-b", "0"), "--batch-size")
+    told(in_this_process("check", "--weights", folder / "w.pt", "-b", "0"), "--samples")
 
 
 NAMES = [
@@ -317,7 +317,15 @@ def test_audits_of_bad_data_are_told(tmp_path):
     ):
         np.savez(tmp_path / "d.npz", **{**good, **change})
         done = in_this_process(
-            *("audit", "--data", tmp_path / "d.npz", "--out", tmp_path / "out", "--rounds", "0"),
+            *(
+                "audit",
+                "--data",
+                tmp_path / "d.npz",
+                "--out",
+                tmp_path / "out",
+                "--training-rounds",
+                "0",
+            ),
             *("-b", "2", "--repeats", "1", "--workers", "1", "-q"),
         )
         told(done, "expected")

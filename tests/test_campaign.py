@@ -135,7 +135,7 @@ def test_what_a_layer_cannot_see(exact):
     assert (rival.kind, rival.samples) == ("merge", (0, 1))
     assert torch.allclose(rival.x.float(), (both[0] + 2 * both[1]).float() / 3, atol=1e-5)
     # a number that was told speaks against it
-    view = replace(case.view, samples=4)
+    view = case.view.told(samples=4)
     assert verdict_cases.rivals(replace(merged, truth=both, view=view)) == []
 
 

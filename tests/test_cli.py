@@ -14,7 +14,7 @@ from spear.errors import InvalidOption
 from spear.inversion import Outcome
 from spear.report.pictures import png, side_by_side
 
-SMALL = ["--batch-size", "6", "--width", "120", "--depth", "3", "--pixels", "16"]
+SMALL = ["--samples", "6", "--width", "120", "--depth", "3", "--pixels", "16"]
 
 
 def test_the_demo_recovers_photos_and_writes_a_picture_and_a_page(tmp_path):
@@ -56,9 +56,9 @@ def test_the_demo_says_when_it_fails(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demo", "-b", "0"], "expected batch size >= 1"),
-        (["demo", *SMALL, "--finder", "luck"], "expected finder to be one of"),
-        (["theory", "-b", "10", "--p", "1e-12"], "use --false-rejection below"),
+        (["demo", "-b", "0"], "expected --samples >= 1"),
+        (["demo", *SMALL, "--finder", "luck"], "expected --finder to be one of"),
+        (["theory", "-b", "10", "--p", "1e-12"], "use --p-fr below"),
     ],
 )
 def test_errors_are_one_sentence_with_exit_code_two(arguments, message, tmp_path):
@@ -79,7 +79,7 @@ def test_theory_and_version():
 
 
 def test_names_are_escaped_in_the_page():
-    run = run_demo(DemoSettings(batch_size=2, width=60, depth=2, pixels=8))
+    run = run_demo(DemoSettings(samples=2, width=60, depth=2, pixels=8))
     assert run.result.outcome is Outcome.EXACT
     run.names[0] = "<script>alert(1)</script>"
     page = run.page()
@@ -88,11 +88,9 @@ def test_names_are_escaped_in_the_page():
 
 
 def test_uncertified_samples_are_left_grey():
-    run = run_demo(DemoSettings(batch_size=2, width=60, depth=2, pixels=8))
+    run = run_demo(DemoSettings(samples=2, width=60, depth=2, pixels=8))
     run.result.certified[0] = False
-    assert (
-        run.picture() != run_demo(DemoSettings(batch_size=2, width=60, depth=2, pixels=8)).picture()
-    )
+    assert run.picture() != run_demo(DemoSettings(samples=2, width=60, depth=2, pixels=8)).picture()
 
 
 def test_pictures_take_any_values():

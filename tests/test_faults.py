@@ -103,7 +103,7 @@ def sweep(folder):
     inputs, labels = rng.standard_normal((30, 12)).astype("f4"), rng.integers(0, 3, 30)
     np.savez(folder / "data.npz", inputs=inputs, labels=labels)
     subject = Subject(None, str(folder / "data.npz"))
-    return Sweep(subject, Grid({"batch_size": (2, 3)}), repeats=2, training=Training(0, 1))
+    return Sweep(subject, Grid({"samples": (2, 3)}), repeats=2, training=Training(0, 1))
 
 
 def results(out):
@@ -132,7 +132,16 @@ def test_an_impatient_ctrl_c_keeps_the_rows_and_the_command_goes_on(tmp_path):
     for _ in flow.run(planned, planned.trials(), whole, InlineEngine(), silent):
         pass
     paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    words = ["audit", "--data", tmp_path / "data.npz", "-b", "2,3", "--repeats", "2", "--rounds"]
+    words = [
+        "audit",
+        "--data",
+        tmp_path / "data.npz",
+        "-b",
+        "2,3",
+        "--repeats",
+        "2",
+        "--training-rounds",
+    ]
     words += ["0", "--out", out, "--workers", "1", "--quiet"]
     with subprocess.Popen(
         [sys.executable, "-m", "spear", *map(str, words)],

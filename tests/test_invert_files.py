@@ -18,13 +18,13 @@ import spear
 from command_line import in_a_process, in_this_process
 from planted import plant, worst_error
 from spear.audit import update_files
-from spear.audit.from_weights import linear_layers, plain_mlp
 from spear.audit.loading import build_model, load_object
 from spear.audit.tensors import read_tensors
 from spear.audit.update_files import UpdateFiles, invert_files
 from spear.errors import InvalidFile, InvalidOption
 from spear.federated import fedavg
 from spear.inversion import Outcome
+from spear.update.plain_mlp import linear_layers, plain_mlp
 
 
 def run(*arguments, **options):
@@ -149,9 +149,13 @@ def test_other_losses_are_noticed_and_named(tmp_path, loss, name):
         save(tmp_path / "w.pt", net.state_dict()),
         save(tmp_path / "g.pt", list(grads)),
     )
-    unnamed = invert_files(UpdateFiles(weights, update, samples=6)).findings[0]
+    unnamed = invert_files(
+        UpdateFiles(weights, update, protocol=spear.Protocol(samples=6))
+    ).findings[0]
     assert (unnamed.outcome, unnamed.proof) == (Outcome.EXACT, spear.Proof.REPLAY)
-    named = invert_files(UpdateFiles(weights, update, loss=name, samples=6)).findings[0]
+    named = invert_files(
+        UpdateFiles(weights, update, loss=name, protocol=spear.Protocol(samples=6))
+    ).findings[0]
     assert (named.outcome, named.proof) == (Outcome.EXACT, spear.Proof.REPLAY)
     assert worst_error(named.inputs, x) < 1e-4
     if name == "bce":
@@ -198,7 +202,9 @@ def test_weights_after_local_training(tmp_path):
     sent = fedavg(planted.model, planted.inputs, planted.labels, lr=0.05, epochs=3)
     weights = save(tmp_path / "w.safetensors", planted.model.state_dict())
     after = save(tmp_path / "a.safetensors", sent)
-    files = UpdateFiles(weights, after=after, training={"lr": 0.05, "epochs": 3})
+    files = UpdateFiles(
+        weights, after=after, protocol=spear.Protocol(sends="weights", lr=0.05, epochs=3)
+    )
     finding = invert_files(files).findings[0]
     assert finding.outcome is Outcome.EXACT
     assert worst_error(finding.inputs, planted.inputs) < 1e-2
@@ -417,6 +423,13 @@ def test_damaged_files_are_told(tmp_path, kind, damage):
         read_tensors(path)
 
 
+def as_shown(error):
+    """As the command line words an error."""
+    if not isinstance(error, spear.InvalidOption):
+        return str(error)
+    return error.worded(lambda name: f"--{name.replace('_', '-')}")
+
+
 def test_what_is_wrong_is_said_in_one_sentence(tmp_path, case):
     planted, weights, update = case
     other = save(tmp_path / "other.pt", {"conv.weight": torch.ones(3, 3)})
@@ -434,8 +447,8 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, case):
         ("--weights", weights, "--update", tmp_path / "no.pt"): "does not exist",
         ("--weights", weights, "--update", tmp_path): "is a folder: expected a file named",
         ("--update", update): "expected the weights the client was sent",
-        ("--weights", weights, "--after", update): "learning rate",
-        ("--weights", weights, "--update", update, "--lr", "0.1"): "belong to --after",
+        ("--weights", weights, "--update", update, "--lr", "0.1"): "--lr belong to local training",
+        ("--weights", weights, "--after", update, "--lr", "0"): "expected --lr > 0, got 0.0",
         ("--weights", weights, "--update", other): "there is no 'conv.weight' among the weights",
         ("--weights", weights, "--update", short): "got 3",
         (
@@ -444,8 +457,7 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, case):
             "--update",
             shapes,
         ): "'0.weight' has shape (7, 7), expected (60, 48)",
-        ("--weights", update, "--update", weights): "are --weights and --update swapped?",
-        ("--weights", weights, "--after", update, "--lr", "1"): "give them as --update",
+        ("--weights", update, "--update", weights): "were weights and update swapped?",
         ("--weights", weights, "--update", nan): "has NaN or infinite entries (so have 1 more)",
         ("--weights", weights, "--update", update, "--layer", "fc"): "no linear layer 'fc'",
         ("--weights", weights, "--update", update, "--shape", "3x5x5"): "the layer has 48 inputs",
@@ -470,7 +482,7 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, case):
     for arguments, words in cases.items():
         done = CliRunner().invoke(app, ["invert", *map(str, arguments)])
         assert isinstance(done.exception, spear.SpearError), (arguments, done.output)
-        assert words in str(done.exception), arguments
+        assert words in as_shown(done.exception), arguments
     one = in_a_process("invert", "--weights", weights, "--update", tmp_path / "no.pt")
     assert one.returncode == 2
     assert one.stdout == ""

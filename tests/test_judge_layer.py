@@ -1,6 +1,5 @@
 """What the attacked layer shows alone: errors that are predicted, rounding, the bias gradient."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -249,7 +248,7 @@ def test_held_rows_are_zero_and_of_negative_preactivation():
 
 
 def test_clipped_apart_is_believed():
-    view = dataclasses.replace(plant(5, m=200).view, clipped_apart=True)
+    view = plant(5, m=200).view.told(clipping="per-layer")
     result = spear.invert(view)
     assert not bool(result.certified.any())
     assert "clipped apart (per-layer clipping)" in result.reason

@@ -143,7 +143,7 @@ def seconds(function, *arguments):
 
 def test_ten_thousand_rows_of_an_audit_are_drawn_quickly(tmp_path):
     x, y = torch.randn(40, 12), torch.arange(40) % 3
-    grid = Grid({"batch_size": range(2, 22), "sigma": [10.0**-i for i in range(50)]}, cross=True)
+    grid = Grid({"samples": range(2, 22), "sigma": [10 ** (-i / 5) for i in range(50)]}, cross=True)
     data = PrivateData.of("numbers", x, y)
     planned = Sweep(Subject(None, data), grid, repeats=10, training=Training(0, 1))
     took, trials = seconds(planned.trials)

@@ -87,9 +87,9 @@ def counted(factors, pool, chosen):
     C = C / (C @ factors.bias_coordinates)[:, None]
     X = C @ factors.combine(torch.diag(1 / factors.singular_values))  # (b, n)
     weights, biases = [view.weight.double()], [view.bias.double()]
-    if view.training is not None:
-        weights.append(weights[0] - view.training.lr * view.weight_grad.double())
-        biases.append(biases[0] - view.training.lr * view.bias_grad.double())
+    if view.trained:
+        weights.append(weights[0] - view.protocol.rate * view.weight_grad.double())
+        biases.append(biases[0] - view.protocol.rate * view.bias_grad.double())
     Z = torch.stack([X @ W.T + bias for W, bias in zip(weights, biases, strict=True)])
     slack = view.weight.double().norm(dim=1) * factors.reach(C)[:, None]  # (b, m)
     live = factors.live_rows.nonzero().flatten().tolist()

@@ -1,7 +1,6 @@
 """DP-SGD by Opacus: single steps, real training runs, and what the attack makes of them."""
 
 import copy
-import dataclasses
 import doctest
 import importlib
 import math
@@ -164,7 +163,7 @@ def test_per_layer_clipping_is_never_called_exact(name, bound, seed, data_root):
     assert "clipped on its own" in update.remark
     view = update.view()
     assert view.clipped_apart
-    for given in (view, dataclasses.replace(bare(view), clipped_apart=True)):
+    for given in (view, bare(view).told(clipping="per-layer")):
         result = spear.invert(given)
         assert result.outcome is Outcome.APPROXIMATE
         assert not bool(result.certified.any())
@@ -269,7 +268,7 @@ def test_a_run_with_per_layer_clipping_says_so():
     assert step.max_grad_norm == (0.3,) * 6
     assert "per-layer clipping" in step.remark
     view = step.view()
-    for given in (view, dataclasses.replace(bare(view), clipped_apart=True)):
+    for given in (view, bare(view).told(clipping="per-layer")):
         result = spear.invert(given)
         # So far off are the scales that signs contradict zeros.
         assert (result.outcome, result.cause) == (Outcome.INCONCLUSIVE, Cause.UNFIT)

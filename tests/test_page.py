@@ -81,7 +81,7 @@ def focused(page):
 
 @pytest.fixture(scope="module")
 def demo_page():
-    return run_demo(DemoSettings(batch_size=4, width=80, depth=3, pixels=16)).page()
+    return run_demo(DemoSettings(samples=4, width=80, depth=3, pixels=16)).page()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -19,10 +19,12 @@ from spear.audit.check_files import CheckFiles, check_files
 from spear.audit.outlook import Expectation
 from spear.audit.preflight import Verdict, preflight
 from spear.audit.rehearsal import rehearse
+from spear.audit.setting import Noise, Privacy, noise_of
 from spear.errors import InvalidFile, InvalidOption
 from spear.federated import defences, fedavg, fedsgd, mlp
 from spear.layers import network_before
 from spear.report import Level
+from spear.update import Protocol
 
 ROWS = Path(__file__).parent.parent / "benchmarks" / "rows"
 N, M, B, CLASSES = 60, 120, 8, 10
@@ -51,7 +53,7 @@ def said(found, subject):
 
 def test_a_plain_mlp_is_exposed_and_gives_its_batch_away():
     net = mlp(N, CLASSES, width=M, depth=3, seed=0)
-    found = preflight(net, batch_size=B)
+    found = preflight(net, samples=B)
     assert found.verdict is Verdict.EXPOSED
     assert (found.layer, found.batch_size) == ("0", B)
     assert found.predictions.outlook.expectation is Expectation.EXACT
@@ -66,7 +68,7 @@ def test_a_plain_mlp_is_exposed_and_gives_its_batch_away():
 )
 def test_other_activations_leave_nothing_to_attack(activation):
     net = layers(activation)
-    found = preflight(net, batch_size=B)
+    found = preflight(net, samples=B)
     assert found.verdict is Verdict.NOT_EXPOSED
     assert "no guarantee" in found.headline
     assert type(activation).__name__ in str(found.layers.rows)
@@ -82,7 +84,7 @@ def test_other_activations_leave_nothing_to_attack(activation):
 
 def test_a_batch_of_one_is_exposed_whatever_the_activation():
     net = layers(nn.GELU())
-    found = preflight(net, batch_size=1)
+    found = preflight(net, samples=1)
     assert found.verdict is Verdict.EXPOSED
     assert said(found, "a batch of one")
     x = torch.randn(1, N)
@@ -95,7 +97,7 @@ def test_without_a_bias_the_next_layer_is_judged():
     net = nn.Sequential(
         nn.Linear(N, M, bias=False), nn.ReLU(), nn.Linear(M, M), nn.ReLU(), nn.Linear(M, CLASSES)
     )
-    found = preflight(net, batch_size=B)
+    found = preflight(net, samples=B)
     assert found.verdict is Verdict.PARTLY
     assert found.layer == "2"
     assert "no bias" in said(found, "a layer in front")[0].words
@@ -107,7 +109,7 @@ def test_a_disguised_relu_is_not_called_safe():
     folded[1].running_mean.normal_()
     folded[1].running_var.uniform_(0.5, 2)
     folded.eval()
-    found = preflight(folded, batch_size=B)
+    found = preflight(folded, samples=B)
     # The output layer behind the ReLU is attackable, and the refused one is nearer to the data.
     assert found.verdict is Verdict.PARTLY
     assert "folds" in said(found, "a ReLU in disguise")[0].words
@@ -127,7 +129,7 @@ def test_a_disguised_relu_is_not_called_safe():
     assert worst_error(result.inputs, x) < 1e-4
 
     six = layers(nn.ReLU6())
-    assert preflight(six, batch_size=B).verdict is Verdict.PARTLY
+    assert preflight(six, samples=B).verdict is Verdict.PARTLY
     g = fedsgd(six, x, torch.arange(B))
     own = six[0]
     view = spear.LayerUpdate(own.weight.detach(), own.bias.detach(), g["0.weight"], g["0.bias"])
@@ -136,7 +138,7 @@ def test_a_disguised_relu_is_not_called_safe():
 
 def test_dropout_behind_the_relu_costs_the_proof_only():
     net = layers(nn.ReLU(), nn.Dropout(0.5)).train()
-    found = preflight(net, batch_size=B)
+    found = preflight(net, samples=B)
     assert found.verdict is Verdict.EXPOSED
     assert "do not take that for protection" in said(found, "dropout behind the layer")[0].words
     x, result = attacked(net)
@@ -146,19 +148,19 @@ def test_dropout_behind_the_relu_costs_the_proof_only():
 
 def test_dropout_before_the_layer_is_named():
     net = nn.Sequential(nn.Dropout(0.2), nn.Linear(N, M), nn.ReLU(), nn.Linear(M, CLASSES))
-    found = preflight(net.train(), batch_size=B)
+    found = preflight(net.train(), samples=B)
     assert found.verdict is Verdict.PARTLY
     assert "random entries dropped" in said(found, "train mode, before the layer")[0].words
     _, result = attacked(net)
     assert result.outcome is spear.Outcome.EXACT
     assert 0.1 < float((result.inputs.abs() < 1e-5).double().mean()) < 0.3
-    assert preflight(net.eval(), batch_size=B).verdict is Verdict.EXPOSED
-    assert said(preflight(net.eval(), batch_size=B), "eval mode")
+    assert preflight(net.eval(), samples=B).verdict is Verdict.EXPOSED
+    assert said(preflight(net.eval(), samples=B), "eval mode")
 
 
 def test_batch_norm_beside_the_layer_hides_a_sample():
     net = nn.Sequential(nn.BatchNorm1d(N), nn.Linear(N, M), nn.ReLU(), nn.Linear(M, CLASSES))
-    found = preflight(net.train(), batch_size=B)
+    found = preflight(net.train(), samples=B)
     assert found.verdict is Verdict.NOT_EXPOSED
     assert "rank 7" in said(found, "batch norm beside the layer")[0].words
     _, result = attacked(net)
@@ -172,7 +174,7 @@ def test_a_model_is_left_as_it_was():
     )
     before, mode = copy.deepcopy(net.state_dict()), net.training
     state = torch.random.get_rng_state()
-    preflight(net, batch_size=B, max_grad_norm=1.0, sigma=1e-4)
+    preflight(net, samples=B, clip=1.0, sigma=1e-4)
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert net.training is mode
     assert torch.equal(state, torch.random.get_rng_state())
@@ -187,7 +189,7 @@ def test_convolutions_give_features_back():
         nn.ReLU(),
         nn.Linear(64, 5),
     )
-    found = preflight(net, batch_size=4)
+    found = preflight(net, samples=4)
     assert found.verdict is Verdict.PARTLY
     assert "activations behind convolutions" in found.headline
     assert "3 x 32 x 32" in said(found, "input shape")[0].words
@@ -195,7 +197,7 @@ def test_convolutions_give_features_back():
     result = spear.invert(spear.observe(net, fedsgd(net, x, torch.arange(4))), model=net)
     assert result.outcome is spear.Outcome.EXACT
     assert worst_error(result.inputs, network_before(net, "3")(x)) < 1e-4
-    assert preflight(nn.Conv2d(3, 8, 3), batch_size=4).verdict is Verdict.NOT_EXPOSED
+    assert preflight(nn.Conv2d(3, 8, 3), samples=4).verdict is Verdict.NOT_EXPOSED
 
 
 class Words(nn.Module):
@@ -210,7 +212,7 @@ class Words(nn.Module):
 
 def test_tokens_count_as_samples_and_embeddings_tell_the_words():
     net = Words()
-    found = preflight(net, batch_size=2, input_shape=(5,), layer="hidden")
+    found = preflight(net, samples=2, input_shape=(5,), layer="hidden")
     assert "10 rows for 2 samples" in said(found, "rows")[0].words
     assert said(found, "embedding")[0].level is Level.EXPOSED
     words = torch.tensor([[1, 2, 3, 4, 5], [2, 7, 8, 9, 10]])
@@ -241,7 +243,7 @@ class Branching(nn.Module):
 
 def test_layers_that_are_shared_frozen_or_hidden():
     assert "used 2 times" in examine(Twice()).layers[0].report.why
-    assert preflight(Twice(), batch_size=4).verdict is Verdict.NOT_EXPOSED
+    assert preflight(Twice(), samples=4).verdict is Verdict.NOT_EXPOSED
 
     tied = nn.Sequential(nn.Linear(N, N), nn.ReLU(), nn.Linear(N, N), nn.ReLU(), nn.Linear(N, 3))
     tied[2].weight = tied[0].weight
@@ -256,14 +258,14 @@ def test_layers_that_are_shared_frozen_or_hidden():
 
     encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     wrapped = nn.Sequential(encoder, nn.Flatten(), nn.Linear(80, 3))
-    found = preflight(wrapped, batch_size=2, input_shape=(5, 16))
+    found = preflight(wrapped, samples=2, input_shape=(5, 16))
     assert found.verdict is Verdict.UNKNOWN
     assert "TransformerEncoderLayer" in str(found.layers.rows)
 
 
 def test_a_model_that_cannot_be_traced_is_rehearsed():
     net = Branching()
-    found = preflight(net, batch_size=4)
+    found = preflight(net, samples=4)
     assert said(found, "not traceable")
     assert (found.verdict, found.layer) == (Verdict.EXPOSED, "inner")
     assert "a run showed" in str(found.layers.rows)
@@ -279,7 +281,7 @@ def test_a_model_that_cannot_be_traced_is_rehearsed():
 
 def test_the_batch_against_the_layer():
     net = mlp(300, CLASSES, width=100, depth=3, seed=0)
-    verdicts = {b: preflight(net, batch_size=b).verdict for b in (1, 20, 25, 99, 100, 400)}
+    verdicts = {b: preflight(net, samples=b).verdict for b in (1, 20, 25, 99, 100, 400)}
     assert verdicts == {
         1: Verdict.EXPOSED,
         20: Verdict.EXPOSED,
@@ -289,7 +291,7 @@ def test_the_batch_against_the_layer():
         400: Verdict.NOT_EXPOSED,
     }
     few = mlp(10, CLASSES, width=100, depth=3, seed=0)
-    deeper = preflight(few, batch_size=12)
+    deeper = preflight(few, samples=12)
     assert (deeper.verdict, deeper.layer) == (Verdict.PARTLY, "2")
     assert "too large for it" in said(deeper, "a layer in front")[0].words
     p = plant(12, m=100, n=10, seed=0)
@@ -298,7 +300,7 @@ def test_the_batch_against_the_layer():
     assert (hidden.outcome, hidden.cause) == (spear.Outcome.INCONCLUSIVE, spear.Cause.NO_GAP)
     assert preflight(net).verdict is Verdict.EXPOSED
     assert "up to about 20" in preflight(net).headline
-    many = preflight(net, batch_size=20, clients=5)
+    many = preflight(net, samples=20, clients=5)
     assert many.verdict is Verdict.NOT_EXPOSED
     assert many.batch_size == 100
     p = plant(20, m=100, n=300, seed=1)
@@ -319,7 +321,7 @@ def test_the_batch_against_the_layer():
 )
 def test_noise_against_the_spectrum(sigma, expected, outcome):
     p = plant(6, m=120, n=60, seed=0)
-    before = preflight(p.model, batch_size=6, sigma=sigma).predictions.outlook
+    before = preflight(p.model, samples=6, sigma=sigma).predictions.outlook
     view = spear.observe(p.model, defences.add_noise(p.gradients, sigma))
     seen = preflight(p.model, update=view).predictions.outlook
     assert before.expectation is seen.expectation is expected
@@ -337,20 +339,37 @@ def test_noise_against_the_spectrum(sigma, expected, outcome):
 
 def test_noise_sets_the_verdict():
     net = mlp(N, CLASSES, width=M, depth=3, seed=0)
-    by_sigma = [preflight(net, batch_size=6, sigma=s).verdict for s in (1e-5, 3e-3, 1e-2, 1.0)]
+    by_sigma = [preflight(net, samples=6, sigma=s).verdict for s in (1e-5, 3e-3, 1e-2, 1.0)]
     assert by_sigma == [Verdict.EXPOSED, Verdict.PARTLY, Verdict.UNKNOWN, Verdict.NOT_EXPOSED]
-    private = preflight(
-        net, batch_size=6, noise_multiplier=1.0, max_grad_norm=1.0, dataset_size=600, rounds=100
-    )
+    private = preflight(net, samples=6, noise_multiplier=1.0, clip=1.0, dataset_size=600, steps=100)
     assert private.predictions.outlook.sigma == pytest.approx(1 / 6, rel=1e-3)
     assert private.verdict is Verdict.NOT_EXPOSED
     pytest.importorskip("opacus")
     assert "epsilon = " in said(private, "epsilon")[0].words
 
 
+def test_epsilon_is_stated_only_where_clipping_bounds_what_is_sent():
+    per_sample = noise_of(Protocol(samples=10, clip=1.0, sigma=0.1), Privacy())
+    whole = noise_of(Protocol(samples=10, clip=1.0, sigma=0.1, clipping="global"), Privacy())
+    assert (per_sample.multiplier, whole.multiplier) == (pytest.approx(1.0), pytest.approx(0.1))
+    layers = Protocol(samples=10, clip=1.0, noise_multiplier=1.0, clipping="per-layer")
+    assert noise_of(layers, Privacy()) == Noise(pytest.approx(0.1), None, None)
+    net = mlp(N, CLASSES, width=M, depth=3, seed=0)
+    assert "No epsilon" in said(preflight(net, samples=6, sigma=1e-4), "epsilon")[0].words
+    with pytest.raises(InvalidOption, match="with this clipping"):
+        preflight(net, samples=6, clip=1.0, clipping="per-layer", epsilon=8.0)
+
+
+def test_noise_on_weights_is_that_of_what_is_sent():
+    net = mlp(N, CLASSES, width=M, depth=3, seed=0)
+    sent = preflight(net, samples=6, lr=0.1, epochs=2, clip=1.0, noise_multiplier=0.01)
+    # z C on the difference, which is 0.1 times the sum of two gradients
+    assert sent.predictions.outlook.sigma == pytest.approx(0.01 / (0.1 * 2), rel=1e-3)
+
+
 def test_the_update_tells_its_batch_size():
     p = plant(6, m=120, n=60, seed=0)
-    found = preflight(p.model, update=p.view, batch_size=9)
+    found = preflight(p.model, update=p.view, samples=9)
     assert found.batch_size == 6
     assert "shows 6 samples, 9 were named" in said(found, "batch size")[0].words
     alone = spear.LayerUpdate(p.view.weight, p.view.bias, p.view.weight_grad, p.view.bias_grad)
@@ -359,26 +378,26 @@ def test_the_update_tells_its_batch_size():
 
 def test_local_training_hides_nothing_but_digits():
     net = mlp(N, CLASSES, width=M, depth=3, seed=0)
-    found = preflight(net, batch_size=B, lr=0.1, epochs=3)
+    found = preflight(net, samples=B, lr=0.1, epochs=3)
     assert found.verdict is Verdict.EXPOSED
     x = torch.randn(B, N, generator=torch.Generator().manual_seed(0))
     after = fedavg(net, x, torch.arange(B), lr=0.1, epochs=3)
     result = spear.invert(spear.observe(net, after=after, lr=0.1, epochs=3), model=net)
     assert result.outcome is spear.Outcome.EXACT
-    slow = preflight(net, batch_size=B, lr=1e-4, epochs=3)
+    slow = preflight(net, samples=B, lr=1e-4, epochs=3)
     ratio = slow.predictions.outlook.relative / found.predictions.outlook.relative
     assert ratio == pytest.approx(1000, rel=0.05)
     after = fedavg(net, x, torch.arange(B), lr=1e-4, epochs=3)
     real = spear.factors.factorise(spear.observe(net, after=after, lr=1e-4, epochs=3))
     assert real.relative_noise == pytest.approx(slow.predictions.outlook.relative, rel=0.7)
-    pieces = preflight(net, batch_size=B, lr=0.1, epochs=3, local_batch_size=2)
+    pieces = preflight(net, samples=B, lr=0.1, epochs=3, local_batch_size=2)
     assert "never certified" in said(pieces, "mini-batches")[0].words
     assert "12 steps" in said(pieces, "local training")[0].words
 
 
 def test_adam_leaves_no_low_rank():
     net = mlp(N, CLASSES, width=M, depth=3, seed=0)
-    found = preflight(net, batch_size=B, lr=0.001, epochs=1, optimizer="Adam")
+    found = preflight(net, samples=B, lr=0.001, epochs=1, optimizer="Adam")
     assert found.verdict is Verdict.NOT_EXPOSED
     x, y = torch.randn(B, N, generator=torch.Generator().manual_seed(0)), torch.arange(B)
     local = copy.deepcopy(net)
@@ -387,20 +406,20 @@ def test_adam_leaves_no_low_rank():
     optimiser.step()
     view = spear.observe(net, after=local.state_dict(), lr=0.001)  # as if it had been SGD
     assert spear.invert(view, model=net, max_seconds=3).outcome is not spear.Outcome.EXACT
-    assert preflight(net, batch_size=B, optimizer="muon").verdict is Verdict.UNKNOWN
+    assert preflight(net, samples=B, optimizer="muon").verdict is Verdict.UNKNOWN
 
 
 def test_clipping_precision_and_pruning():
     net = mlp(N, CLASSES, width=M, depth=3, seed=0)
-    assert preflight(net, batch_size=B, max_grad_norm=0.1).verdict is Verdict.EXPOSED
-    apart = preflight(net, batch_size=B, max_grad_norm=0.1, clipping="per_layer")
+    assert preflight(net, samples=B, clip=0.1).verdict is Verdict.EXPOSED
+    apart = preflight(net, samples=B, clip=0.1, clipping="per-layer")
     assert apart.verdict is Verdict.PARTLY
     assert "one factor each" in said(apart, "per-layer clipping")[0].words
     for precision in ("float16", torch.float16, "bfloat16", "16-bit"):
-        assert preflight(net, batch_size=B, precision=precision).verdict is Verdict.EXPOSED
-    assert preflight(net, batch_size=B, precision="8-bit").verdict is Verdict.UNKNOWN
-    assert preflight(net, batch_size=B, pruned=0.1).verdict is Verdict.UNKNOWN
-    assert preflight(net, batch_size=B, pruned=0.9).verdict is Verdict.NOT_EXPOSED
+        assert preflight(net, samples=B, precision=precision).verdict is Verdict.EXPOSED
+    assert preflight(net, samples=B, precision="8-bit").verdict is Verdict.UNKNOWN
+    assert preflight(net, samples=B, pruned=0.1).verdict is Verdict.UNKNOWN
+    assert preflight(net, samples=B, pruned=0.9).verdict is Verdict.NOT_EXPOSED
     x = torch.randn(B, N, generator=torch.Generator().manual_seed(0))
     sent = defences.prune(fedsgd(net, x, torch.arange(B)), 0.9)
     result = spear.invert(spear.observe(net, sent), model=net, max_seconds=1)
@@ -410,16 +429,18 @@ def test_clipping_precision_and_pruning():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"batch_size": 0}, "batch_size"),
-        ({"batch_size": 4, "sigma": -1.0}, "sigma >= 0"),
-        ({"noise_multiplier": 1.0}, "give both"),
-        ({"batch_size": 4, "sigma": 1.0, "noise_multiplier": 1.0, "max_grad_norm": 1}, "not both"),
+        ({"samples": 0}, "samples"),
+        ({"samples": 4, "sigma": -1.0}, "sigma > 0"),
+        ({"noise_multiplier": 1.0, "clip": 1.0}, "give both"),
+        ({"samples": 4, "sigma": 1.0, "noise_multiplier": 1.0, "clip": 1}, "one unit"),
         ({"precision": "float8"}, "expected precision"),
-        ({"clipping": "round"}, "'flat' or 'per_layer'"),
+        ({"clipping": "round"}, "per-sample, per-layer, global"),
+        ({"samples": 4, "protocol": Protocol()}, "samples is part of protocol"),
+        ({"delta": 0.1, "privacy": Privacy()}, "delta is part of privacy"),
         ({"pruned": 1.0}, "pruned"),
         ({"clients": 0}, "clients"),
         ({"layer": "nope"}, "no linear layer 'nope'"),
-        ({"batch_size": 4, "input_shape": (3, 7)}, "cannot be run on inputs of shape 3 x 7"),
+        ({"samples": 4, "input_shape": (3, 7)}, "cannot be run on inputs of shape 3 x 7"),
     ],
 )
 def test_bad_options_are_told(options, words):
@@ -444,12 +465,12 @@ def test_measurements_are_taken_from_harder_rows_only_and_not_from_afar():
     assert measured.nearest(20, 200, 3072)[0].data == "CIFAR-10"
     assert measured.nearest(60, 200, 3072) == ()  # harder than anything measured
     assert measured.nearest(2, 10, 50) == ()
-    small = preflight(mlp(50, 3, width=20, depth=3, seed=0), batch_size=4)
+    small = preflight(mlp(50, 3, width=20, depth=3, seed=0), samples=4)
     assert said(small, "measured")[0].words.startswith("Not measured")
 
 
 def test_a_report_loads_back(tmp_path):
-    found = preflight(mlp(N, CLASSES, width=M, depth=3, seed=0), batch_size=B)
+    found = preflight(mlp(N, CLASSES, width=M, depth=3, seed=0), samples=B)
     found.report("a check", seconds=0.1).save(tmp_path / "check.json")
     report = spear.load(tmp_path / "check.json")
     assert (report.kind, report.headline) == ("check", found.headline)
@@ -510,7 +531,7 @@ def test_the_command(tmp_path):
     assert (tmp_path / "c.html").stat().st_size
     bad = in_this_process(*asked, "--precision", "float7", cwd=tmp_path)
     assert bad.returncode == 2
-    assert "expected precision" in bad.stderr
+    assert "expected --precision" in bad.stderr
     assert "Traceback" not in bad.stderr
 
 
@@ -536,15 +557,20 @@ def test_files_without_a_model(tmp_path):
     torch.save(net.state_dict(), weights)
     x = torch.randn(B, N, generator=torch.Generator().manual_seed(0))
     torch.save(fedsgd(net, x, torch.arange(B)), update)
-    found = check_files(CheckFiles(weights=weights), batch_size=B)
+    found = check_files(CheckFiles(weights=weights), protocol=Protocol(samples=B))
     assert found.verdict is Verdict.EXPOSED
     assert "taken for a plain MLP" in said(found, "assumed")[0].words
     seen = check_files(CheckFiles(weights=weights, update=update))
     assert (seen.verdict, seen.batch_size) == (Verdict.EXPOSED, B)
     after = tmp_path / "after.pt"
     torch.save(fedavg(net, x, torch.arange(B), lr=0.1), after)
-    back = check_files(CheckFiles(weights=weights, after=after), lr=0.1, epochs=1)
+    known = Protocol(sends="weights", lr=0.1, epochs=1)
+    back = check_files(CheckFiles(weights=weights, after=after), protocol=known)
     assert (back.verdict, back.batch_size) == (Verdict.EXPOSED, B)
+    moved = {name: new - net.state_dict()[name] for name, new in torch.load(after).items()}
+    torch.save(moved, tmp_path / "moved.pt")
+    files = CheckFiles(weights=weights, difference=tmp_path / "moved.pt")
+    assert check_files(files, protocol=known).batch_size == B
     pictures = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 50))
     torch.save(pictures.state_dict(), weights)
     unknown = check_files(CheckFiles(weights=weights))

@@ -329,7 +329,7 @@ def test_after_local_training_merges_are_a_coincidence_or_not_excluded():
     ruling = rivals.merge_in_training(many, 1)
     assert bool(ruling.excluded.all())
     assert ruling.assumptions == (rivals.NOT_ALL_MERGED,)
-    view = dataclasses.replace(one.factors.view, samples=2)
+    view = one.factors.view.told(samples=2)
     told = Recovered(dataclasses.replace(one.factors, view=view), one.selection)
     assert rivals.merge_in_training(told, 1).excluded.tolist() == [True, True]
     assert rivals.merge_in_training(told, 1).assumptions == ()

@@ -17,8 +17,8 @@ from spear.audit.leak_trial import _recognised, attack
 from spear.audit.leakage import Leakage, Verdict, course
 from spear.audit.plan import Sweep
 from spear.audit.private_data import PrivateData, load_data
-from spear.audit.sending import resolved, send, split
-from spear.audit.setting import Noise, Privacy, Setting, noise_of
+from spear.audit.sending import send, split
+from spear.audit.setting import Noise, Privacy, Setting, noise_of, resolved
 from spear.audit.subject import Subject
 from spear.audit.sweep import sweep
 from spear.audit.sweep_report import exit_code, headline
@@ -49,19 +49,24 @@ def wide(width=60):
 @pytest.mark.parametrize(
     ("wrong", "word"),
     [
-        ({"batch_size": 0}, "batch_size"),
-        ({"batch_size": 2.5}, "batch_size"),
+        ({"samples": 0}, "samples"),
+        ({"samples": 2.5}, "samples"),
         ({"clients": True}, "clients"),
         ({"sigma": -1.0}, "sigma"),
         ({"clip": math.inf}, "clip"),
         ({"sigma": 1e-4, "noise_multiplier": 1.0, "clip": 1.0}, "one unit"),
         ({"noise_multiplier": 1.0}, "give clip"),
         ({"epsilon": 8.0}, "give clip"),
-        ({"epochs": 2}, "epochs and lr together"),
+        ({"sends": "weights", "epochs": 2}, "epochs and one lr together"),
+        ({"sends": "weights", "epochs": 2, "lr": (0.1, 0.1)}, "epochs and one lr together"),
         ({"local_batch_size": 4}, "local training"),
-        ({"precision": "int8"}, "quantise-BITS"),
-        ({"precision": "prune-1.5"}, "prune-SHARE"),
-        ({"precision": "quantise-40"}, "quantise-BITS"),
+        ({"precision": "int8"}, "2-bit to 16-bit"),
+        ({"pruned": 1.5}, "pruned"),
+        ({"precision": "40-bit"}, "2-bit to 16-bit"),
+        ({"width": 0}, "width"),
+        ({"width": 10**6}, "width <= 100,000"),
+        ({"optimizer": "adam"}, "no clients with optimizer"),
+        ({"clip": 1.0, "clipping": "per-layer"}, "no clients with clipping"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong, word):
@@ -71,20 +76,20 @@ def test_settings_that_make_no_sense_are_refused(wrong, word):
 
 def test_all_problems_are_told_at_once():
     with pytest.raises(InvalidOption) as error:
-        Setting(batch_size=0, clients=0, precision="half")
-    assert all(word in str(error.value) for word in ("batch_size", "clients", "precision"))
+        Setting(samples=0, clients=0, precision="half")
+    assert all(word in str(error.value) for word in ("samples", "clients", "precision"))
 
 
 def test_noise_is_the_same_in_all_units():
     privacy = Privacy(delta=1e-5, steps=50)
-    by_multiplier = noise_of(Setting(batch_size=20, clip=2.0, noise_multiplier=0.7), privacy)
+    by_multiplier = noise_of(Setting(samples=20, clip=2.0, noise_multiplier=0.7), privacy)
     assert by_multiplier.sigma == pytest.approx(0.7 * 2.0 / 20)
-    by_sigma = noise_of(Setting(batch_size=20, clip=2.0, sigma=by_multiplier.sigma), privacy)
+    by_sigma = noise_of(Setting(samples=20, clip=2.0, sigma=by_multiplier.sigma), privacy)
     assert by_sigma.multiplier == pytest.approx(0.7)
     epsilon = by_multiplier.epsilon
-    by_epsilon = noise_of(Setting(batch_size=20, clip=2.0, epsilon=epsilon), privacy)
+    by_epsilon = noise_of(Setting(samples=20, clip=2.0, epsilon=epsilon), privacy)
     assert by_epsilon.multiplier == pytest.approx(0.7, rel=1e-6)
-    whole_update = noise_of(Setting(clip=2.0, noise_multiplier=0.7, epochs=1, lr=0.1), privacy)
+    whole_update = noise_of(Setting.of(clip=2.0, noise_multiplier=0.7, epochs=1), privacy)
     assert whole_update.sigma == pytest.approx(1.4)  # the client's update, not a sample's gradient
 
 
@@ -92,7 +97,7 @@ def test_epsilon_is_that_of_opacus():
     from opacus.accountants.utils import get_noise_multiplier
 
     privacy = Privacy(delta=1e-5, dataset_size=2000, steps=100)
-    ours = noise_of(Setting(batch_size=20, clip=1.0, epsilon=3.0), privacy)
+    ours = noise_of(Setting(samples=20, clip=1.0, epsilon=3.0), privacy)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Optimal order is the")  # on its way there
         theirs = get_noise_multiplier(
@@ -102,43 +107,44 @@ def test_epsilon_is_that_of_opacus():
     assert ours.epsilon == pytest.approx(3.0, abs=1e-5)
     assert noise_of(Setting(sigma=1e-3), privacy) == Noise(1e-3, None, None)  # bounds nothing
     with pytest.raises(InvalidOption, match="hold its batch"):
-        noise_of(Setting(batch_size=20, clip=1.0, sigma=1.0), Privacy(dataset_size=10))
+        noise_of(Setting(samples=20, clip=1.0, sigma=1.0), Privacy(dataset_size=10))
 
 
 def test_one_thing_is_varied_at_a_time():
-    grid = Grid({"batch_size": [8, 32], "clip": [None, 2.0], "noise_multiplier": [0, 0.1]})
-    assert grid.base == Setting(batch_size=8)
+    grid = Grid({"samples": [8, 32], "clip": [None, 2.0], "noise_multiplier": [0, 0.1]})
+    assert grid.base == Setting(samples=8)
     assert grid.settings == (
-        Setting(batch_size=8),
-        Setting(batch_size=32),
-        Setting(batch_size=8, clip=2.0),
-        Setting(batch_size=8, clip=2.0, noise_multiplier=0.1),
+        Setting(samples=8),
+        Setting(samples=32),
+        Setting(samples=8, clip=2.0),
+        Setting(samples=8, clip=2.0, noise_multiplier=0.1),
     )
-    assert [axis.name for axis in grid.axes] == ["batch_size", "clip", "noise"]
+    assert [axis.name for axis in grid.axes] == ["samples", "clip", "noise"]
     crossed = replace(grid, cross=True).settings
     assert len(crossed) == len(set(crossed)) == 6  # noise without a norm takes the one given
     with pytest.raises(InvalidOption, match="give clip"):
         Grid({"noise_multiplier": [0, 0.1]})
     with pytest.raises(InvalidOption, match="depth"):
         Grid({"depth": [3]})
-    assert Grid({"lr": [0.1]}).base == Setting(epochs=1, lr=0.1)
-    assert Grid({"epochs": [0, 5]}).settings[1] == Setting(epochs=5, lr=0.05)
+    assert Grid({"lr": [0.1]}).base == Setting(sends="weights", epochs=1, lr=0.1)
+    local = Setting(sends="weights", epochs=5, lr=0.05)
+    assert Grid({"epochs": [0, 5]}).settings[1] == local
 
 
 def test_the_default_sweep_shrinks_to_the_data():
-    assert max(s.samples for s in Sweep().grid.settings) > 60
+    assert max(s.total for s in Sweep().grid.settings) > 60
     for count in (3, 60, 500):
-        assert max(s.samples for s in Grid(default_lists(count)).settings) <= count
+        assert max(s.total for s in Grid(default_lists(count)).settings) <= count
 
 
 def test_aggregated_clients_are_one_batch():
     net, (x, y) = mlp(30, 3, width=60, depth=3, seed=0), numbers(32)
-    setting = Setting(batch_size=8, clients=4)
+    setting = Setting(samples=8, clients=4)
     options = {"loss": nn.CrossEntropyLoss(), "generator": torch.Generator()}
     four = send(net, split(x, y, setting), setting, **options)
     for name, gradient in fedsgd(net, x, y).items():
         assert torch.allclose(four.update[name], gradient, atol=1e-7)
-    local = Setting(batch_size=8, epochs=2, lr=0.1, clients=2)
+    local = Setting.of(samples=8, epochs=2, lr=0.1, clients=2)
     two = send(net, split(x[:16], y[:16], local), local, **options).after(net)
     each = [fedavg(net, x[i : i + 8], y[i : i + 8], lr=0.1, epochs=2) for i in (0, 8)]
     for name, value in two.items():
@@ -148,7 +154,7 @@ def test_aggregated_clients_are_one_batch():
 @pytest.mark.parametrize("extra", [{}, {"epochs": 2, "lr": 0.1}, {"clip": 0.5}])
 def test_clients_send_what_the_setting_says(extra):
     net, (x, y) = mlp(30, 3, width=60, depth=3, seed=0), numbers(8)
-    quiet = Setting(**extra)
+    quiet = Setting.of(**extra)
 
     def sent(setting, seed=0):
         generator = torch.Generator().manual_seed(seed)
@@ -158,9 +164,9 @@ def test_clients_send_what_the_setting_says(extra):
     plain = sent(quiet)
     noisy = sent(replace(quiet, sigma=0.01))
     assert float((noisy - plain).std()) == pytest.approx(0.01, rel=0.1)
-    pruned = sent(replace(quiet, precision="prune-0.9"))
+    pruned = sent(replace(quiet, pruned=0.9))
     assert float((pruned == 0).double().mean()) >= 0.9
-    assert len(sent(replace(quiet, precision="quantise-4")).unique()) <= 15
+    assert len(sent(replace(quiet, precision="4-bit")).unique()) <= 15
     if "clip" in extra:  # each sample's gradient is bounded, and with it their mean
         assert float(plain.norm()) <= 0.5
 
@@ -171,7 +177,7 @@ def test_training_follows_what_was_sent():
     gradient, moved = fedsgd(net, x, y)["0.weight"], mlp(30, 3, width=20, depth=3, seed=0)
     send(net, [(x, y)], Setting(), **options).apply(moved, lr=0.5)
     assert torch.allclose(moved[0].weight, net[0].weight - 0.5 * gradient, atol=1e-7)
-    local = Setting(epochs=3, lr=0.1)
+    local = Setting.of(epochs=3, lr=0.1)
     moved = mlp(30, 3, width=20, depth=3, seed=0)
     send(net, [(x, y)], local, **options).apply(moved, lr=0.5)
     after = fedavg(net, x, y, lr=0.1, epochs=3)["0.weight"]
@@ -192,7 +198,7 @@ def test_the_same_noise_in_other_units_is_the_same_trial():
 
 
 LISTS = {
-    "batch_size": [4, 16],
+    "samples": [4, 16],
     "clip": [None, 1.0],
     "noise_multiplier": [0, 1e-4, 1.0],
     "clients": [1, 3],
@@ -243,7 +249,7 @@ def test_a_sweep_from_leak_to_no_leak(tmp_path):
 
 
 def test_a_sweep_goes_on_where_it_stopped(tmp_path):
-    options = {"lists": {"batch_size": [4, 8]}, "repeats": 3, "workers": 0}
+    options = {"lists": {"samples": [4, 8]}, "repeats": 3, "workers": 0}
     quiet = Training(rounds=0)
     sweep(narrow, numbers(), out=tmp_path, training=quiet, **options)
     path = tmp_path / "leakage.jsonl"
@@ -261,7 +267,7 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path):
 
 def test_numbers_to_predict_are_judged_by_their_loss(tmp_path):
     x, _ = numbers()
-    lists = {"batch_size": [4], "clip": [None, 0.01]}
+    lists = {"samples": [4], "clip": [None, 0.01]}
     made = sweep(
         None, (x, x[:, 0] * 2.0), out=tmp_path, lists=lists, repeats=1, workers=0, training=QUICK
     )
@@ -285,7 +291,7 @@ def test_a_hidden_layer_is_judged_by_its_own_inputs():
 
     x = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     subject = Subject(Net, PrivateData.of("pictures", x, torch.arange(60) % 3))
-    done = attack(subject, Setting(batch_size=4), 0, max_seconds=20)
+    done = attack(subject, Setting(samples=4), 0, max_seconds=20)
     assert done.truth.shape == (4, 72)
     assert done.exact
     assert not done.shows_data
@@ -303,16 +309,16 @@ def test_a_flat_colour_is_not_recognised():
 
 def test_utility_is_not_guessed_from_little_data(tmp_path):
     assert "could be held out" in too_small(30, Setting())
-    assert "left to train on" in too_small(200, Setting(batch_size=8, clients=20))
+    assert "left to train on" in too_small(200, Setting(samples=8, clients=20))
     assert too_small(400, Setting()) == ""
-    made = sweep(narrow, numbers(30), out=tmp_path, lists={"batch_size": [4]}, repeats=1, workers=0)
+    made = sweep(narrow, numbers(30), out=tmp_path, lists={"samples": [4]}, repeats=1, workers=0)
     assert made.tables[0].rows[0][10] is None
     assert any(r.subject == "utility" and "held out" in r.words for r in made.remarks)
 
 
 def _row(setting, seed, *, exact=False, recovered=0, recognised=0, certified=0, seconds=1.0):
     metrics = {
-        "samples": setting.samples,
+        "samples": setting.total,
         "exact": exact,
         "recovered": recovered,
         "recognised": recognised,
@@ -347,17 +353,17 @@ def test_verdicts_and_exit_codes():
 def test_where_leakage_stops_is_said_in_a_sentence():
     none = Noise(0.0, None, None)
     verdicts = {8: True, 16: True, 64: False, 128: False}
-    settings = {b: Setting(batch_size=b) for b in verdicts}
+    settings = {b: Setting(samples=b) for b in verdicts}
     found = [
         Leakage(settings[b], none, (_row(settings[b], 0, exact=whole, recovered=b * whole),), None)
         for b, whole in verdicts.items()
     ]
-    axis = Axis("batch_size", tuple((b, settings[b]) for b in (16, 8, 128, 64)))
+    axis = Axis("samples", tuple((b, settings[b]) for b in (16, 8, 128, 64)))
     assert course(axis, found) == "whole batches exact up to 16; nothing recovered from 64 on"
 
 
 def test_a_map_where_two_things_are_crossed(tmp_path):
-    lists = {"batch_size": [2, 4], "width": [30, 60]}
+    lists = {"samples": [2, 4], "width": [30, 60]}
     options = {"repeats": 1, "workers": 0, "training": Training(rounds=0), "cross": True}
     made = sweep(wide, numbers(), out=tmp_path, lists=lists, **options)
     assert len(made.tables[0].rows) == 4
@@ -392,8 +398,8 @@ def test_a_trained_model_is_attacked_where_asked_for():
     models = [s.attacked_model(60, seed=3)[0].weight for s in (fresh, later, later)]
     assert torch.equal(models[1], models[2])
     assert not torch.equal(models[0], models[1])
-    assert attack(later, Setting(batch_size=4), 3, max_seconds=20).exact
-    lists = Grid({"batch_size": [4]})
+    assert attack(later, Setting(samples=4), 3, max_seconds=20).exact
+    lists = Grid({"samples": [4]})
     keys = [Sweep(s, lists, repeats=1).trials()[0].key for s in (fresh, later)]
     assert keys[0] != keys[1]
 
@@ -407,17 +413,15 @@ def test_what_does_not_go_together_is_told_before_anything_is_run(tmp_path):
     with pytest.raises(InvalidOption, match="no argument `width`"):
         check(narrow, (x, y), {"width": [30, 60]})
     with pytest.raises(InvalidOption, match="does not take the data"):
-        check(narrow, (x[:, :7], y), {"batch_size": [4]})
+        check(narrow, (x[:, :7], y), {"samples": [4]})
     with pytest.raises(InvalidOption, match="3 outputs and labels up to 9"):
-        check(narrow, (x, torch.arange(240) % 10), {"batch_size": [4]})
+        check(narrow, (x, torch.arange(240) % 10), {"samples": [4]})
     with pytest.raises(InvalidOption, match="at least 960 samples"):
-        check(narrow, (x, y), {"batch_size": [4], "clients": [1, 240]})
+        check(narrow, (x, y), {"samples": [4], "clients": [1, 240]})
     with pytest.raises(NoAttackableLayer):
-        check(lambda: nn.Linear(30, 3), (x, y), {"batch_size": [4]})
+        check(lambda: nn.Linear(30, 3), (x, y), {"samples": [4]})
     with pytest.raises(InvalidOption, match="workers=0"):
-        sweep(
-            lambda: nn.Linear(30, 3) and narrow(), (x, y), out=tmp_path, lists={"batch_size": [4]}
-        )
+        sweep(lambda: nn.Linear(30, 3) and narrow(), (x, y), out=tmp_path, lists={"samples": [4]})
 
 
 def test_resolved_noise_is_asked_for():
@@ -443,7 +447,7 @@ def test_the_command(tmp_path):
     (tmp_path / "mynet.py").write_text(MODULE)
     command = ["audit", "--model", "mynet:net", "--data", "data.npz", "--workers", "1"]
     command += ["-b", "4", "--clip", "none,1", "--sigma", "0,1.0", "--repeats", "2"]
-    command += ["--rounds", "0"]
+    command += ["--training-rounds", "0"]
     first = in_this_process(*command, "--json", "audit.json", "--redact", cwd=tmp_path)
     assert first.returncode == 20, first.stderr
     assert "wrote spear-audit/report.html" in first.stdout

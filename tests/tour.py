@@ -44,7 +44,18 @@ def main():
     update = ["--weights", given / "before.safetensors", "--update", given / "grads.safetensors"]
     truth = ["--truth", given / "truth.safetensors", "--shape", "3x4x4"]
     audit = ["audit", "--model", f"{given / 'mynet.py'}:net", "--data", given / "data.npz"]
-    audit += ["-b", "4", "--repeats", "1", "--rounds", "0", "--workers", "1", "--sigma", "0,0.1"]
+    audit += [
+        "-b",
+        "4",
+        "--repeats",
+        "1",
+        "--training-rounds",
+        "0",
+        "--workers",
+        "1",
+        "--sigma",
+        "0,0.1",
+    ]
     commands = {
         "demo": (0, ["demo", "-b", "4", "-m", "60", "--pixels", "16"]),
         "terminal": (20, ["invert", *update, *truth, "-v"]),

@@ -90,5 +90,5 @@ def case(family: str, seed: int) -> Case:
     if family == "foreign rows":  # of which nobody knows whose they are
         return drawn
     b = len(drawn.truth)
-    view = replace(drawn.view, samples=b)
+    view = drawn.view.told(samples=b)
     return replace(drawn, view=view, settings={**drawn.settings, "samples": b})

@@ -50,16 +50,18 @@ class Case:
         """The kind of errors that are to be expected: noise, or something no noise tells."""
         if self.seen is not None:
             return "another scale"
-        training = self.view.training
-        if self.noise_label or training is None:
+        if self.noise_label or not self.view.trained:
             return self.noise_label or str(self.view.weight.dtype)[6:]
-        return "FedAvg, one step" if training.one_step else "FedAvg, several steps"
+        return "FedAvg, one step" if self.view.protocol.one_step else "FedAvg, several steps"
 
     @property
     def bare(self) -> spear.LayerUpdate:
         """The layer without the network, and what was told of the number of samples."""
-        names = ("weight", "bias", "weight_grad", "bias_grad", "relu", "samples")
-        return spear.LayerUpdate(**{name: getattr(self.view, name) for name in names})
+        names = ("weight", "bias", "weight_grad", "bias_grad", "relu")
+        told = spear.Protocol(samples=self.view.samples)
+        return spear.LayerUpdate(
+            **{name: getattr(self.view, name) for name in names}, protocol=told
+        )
 
     @property
     def rounding(self) -> float:
@@ -67,16 +69,15 @@ class Case:
         view, found = self.view, 0.0
         for grad, value in ((view.weight_grad, view.weight), (view.bias_grad, view.bias)):
             found += torch.finfo(grad.dtype).eps * float(grad.double().norm())
-            if view.training is not None and view.training.lr:
-                found += torch.finfo(grad.dtype).eps * float(value.norm()) / view.training.lr
+            if view.trained:
+                found += torch.finfo(grad.dtype).eps * float(value.norm()) / view.protocol.rate
         return found + self.noise
 
     @property
     def expected_visible(self) -> Tensor:
         """(b,) bool: which samples' share of the update is above its noise."""
         assert self.truth is not None
-        training = self.view.training
-        if self.columns is None or (training is not None and not training.one_step):
+        if self.columns is None or not self.view.protocol.one_step:
             return self._in_the_rows()
         sizes = torch.cat([self.truth, torch.ones_like(self.truth[:, :1])], 1).double().norm(dim=1)
         shares = self.columns.double().norm(dim=1) * sizes

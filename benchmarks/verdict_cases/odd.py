@@ -150,4 +150,4 @@ def wrong_number(rng: Random) -> Case:
     b = len(one.x)
     told = rng.choice([b + 1, b + 3, 2 * b, 1, b - 1])
     case = one.case(one.sent(), samples=told)
-    return replace(case, view=replace(case.view, samples=told), never_exact=told > b)
+    return replace(case, view=case.view.told(samples=told), never_exact=told > b)

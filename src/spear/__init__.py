@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from spear.report import Report, load
     from spear.sampling import SamplingFinder
     from spear.spread import workers
-    from spear.update import LayerUpdate, observe
+    from spear.update import LayerUpdate, Protocol, observe
 
 __version__ = "0.1.0"
 
@@ -40,6 +40,7 @@ __all__ = [
     "Outcome",
     "Progress",
     "Proof",
+    "Protocol",
     "Report",
     "SamplingFinder",
     "SpearError",
@@ -53,7 +54,7 @@ __all__ = [
 # line must already know what to do about Ctrl-C.
 _HOMES = {
     **dict.fromkeys(("Inversion", "Outcome", "invert"), "inversion"),
-    **dict.fromkeys(("LayerUpdate", "observe"), "update"),
+    **dict.fromkeys(("LayerUpdate", "Protocol", "observe"), "update"),
     **dict.fromkeys(("Report", "load"), "report"),
     "CascadeFinder": "cascade",
     "Progress": "directions",

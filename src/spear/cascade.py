@@ -121,7 +121,7 @@ class CascadeFinder:
                 pool.keep(found, found.firmness > 0)
             yield pool.snapshot(reserve=False)
         yield from self._rounds(factors, pool, generator, watch)
-        if factors.view.training is not None and not watch.expired:
+        if factors.view.trained and not watch.expired:
             with watch.stage("repair"):
                 repaired = pool.add(by_signs(factors, pool.snapshot()))
             if repaired:

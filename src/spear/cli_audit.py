@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from spear import cli_options as told
 from spear.audit import examples as evidence
 from spear.audit import sweep as flow
 from spear.audit.grid import Grid, default_lists
@@ -31,19 +32,15 @@ from spear.report import Finding
 from spear.trials import Engine, RowFile, Trial
 from spear.trials.remaining import Remaining
 
-_WHAT, _VARY, _COUNT = (
-    "What is audited",
-    "What is varied (lists: 8,16,32)",
-    "How epsilon is counted",
-)
-_COST, _RUN, _WRITE = "What training costs", "The run", "What to write"
+_WHAT, _COST, _RUN = "What is audited", "What training costs", "The run"
+_WRITE = "What to write"
 EPILOG = """Examples:
 
   spear audit
 
-  spear audit --model mynets:Net --data train.npz --batch-size 8,32,128 --clip 1 --epsilon inf,8,1
+  spear audit --model mynets:Net --data train.npz --samples 8,32,128 --clip 1 --epsilon inf,8,1
 
-  spear audit --batch-size 8,16,32,64 --width 100,200,400 --cross --repeats 3
+  spear audit --samples 8,16,32,64 --width 100,200,400 --cross --repeats 3
 
 Lists: the first value of each is the base, and one thing is varied at a time around it; --cross runs
 all combinations. Noise multiplier and epsilon need --clip.
@@ -90,63 +87,28 @@ def audit(
             rich_help_panel=_WHAT,
         ),
     ] = 0,
-    batch_size: Annotated[
-        str | None, typer.Option("--batch-size", "-b", help="Samples.", rich_help_panel=_VARY)
-    ] = None,
+    samples: told.ManySamples = None,
     width: Annotated[
         str | None,
-        typer.Option(help="Given to the factory as width=.", rich_help_panel=_VARY),
+        typer.Option(help="Given to the factory as width=.", rich_help_panel=told.VARIED),
     ] = None,
-    epochs: Annotated[
-        str | None,
-        typer.Option(help="Of local training (FedAvg); 0 is FedSGD.", rich_help_panel=_VARY),
-    ] = None,
-    local_batch_size: Annotated[
-        str | None, typer.Option(help="Samples a local step.", rich_help_panel=_VARY)
-    ] = None,
-    lr: Annotated[
-        str | None, typer.Option(help="Of local training; 0.05.", rich_help_panel=_VARY)
-    ] = None,
-    clip: Annotated[
-        str | None,
-        typer.Option(
-            help="Norm C, or none: per sample (FedSGD), of the whole update (FedAvg).",
-            rich_help_panel=_VARY,
-        ),
-    ] = None,
-    sigma: Annotated[
-        str | None,
-        typer.Option(help="Noise on an entry of what is sent.", rich_help_panel=_VARY),
-    ] = None,
-    noise_multiplier: Annotated[
-        str | None, typer.Option(help="The same as z = sigma b / C.", rich_help_panel=_VARY)
-    ] = None,
-    epsilon: Annotated[
-        str | None, typer.Option(help="The same as epsilon; inf is none.", rich_help_panel=_VARY)
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="float32, float16, bfloat16, quantise-BITS, prune-SHARE.", rich_help_panel=_VARY
-        ),
-    ] = None,
-    clients: Annotated[
-        str | None, typer.Option(help="Under secure aggregation.", rich_help_panel=_VARY)
-    ] = None,
+    epochs: told.ManyEpochs = None,
+    local_batch_size: told.ManyLocalBatchSizes = None,
+    lr: told.ManyLrs = None,
+    clip: told.ManyClips = None,
+    sigma: told.ManySigmas = None,
+    noise_multiplier: told.ManyNoiseMultipliers = None,
+    epsilon: told.ManyEpsilons = None,
+    precision: told.ManyPrecisions = None,
+    pruned: told.ManyPruned = None,
+    clients: told.ManyClients = None,
     cross: Annotated[
-        bool, typer.Option("--cross", help="All combinations.", rich_help_panel=_VARY)
+        bool, typer.Option("--cross", help="All combinations.", rich_help_panel=told.VARIED)
     ] = False,
-    delta: Annotated[float, typer.Option(help="Of (ε, delta).", rich_help_panel=_COUNT)] = 1e-5,
-    dataset_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Of a client; its batch is all it has unless given.", rich_help_panel=_COUNT
-        ),
-    ] = None,
-    steps: Annotated[
-        int, typer.Option(min=1, max=MOST_TRIALS, help="Updates it sends.", rich_help_panel=_COUNT)
-    ] = 1,
-    rounds: Annotated[
+    delta: told.Delta = 1e-5,
+    dataset_size: told.DatasetSize = None,
+    steps: told.Steps = 1,
+    training_rounds: Annotated[
         int,
         typer.Option(
             min=0, max=MOST_TRIALS, help="Of training; 0 leaves it out.", rich_help_panel=_COST
@@ -205,7 +167,7 @@ def audit(
     """Attack a model under many settings: where does leakage start and stop, and at what cost?"""
     began = time.monotonic()
     lists = {
-        "batch_size": _list(batch_size, int),
+        "samples": _list(samples, int),
         "width": _list(width, int),
         "epochs": _list(epochs, int),
         "local_batch_size": _list(local_batch_size, int),
@@ -215,10 +177,11 @@ def audit(
         "noise_multiplier": _list(noise_multiplier, float),
         "epsilon": _list(epsilon, float),
         "precision": _list(precision, str),
+        "pruned": _list(pruned, float),
         "clients": _list(clients, int),
     }
     look = None if shape is None else parse_look(shape, mean, std)
-    subject = Subject(model, data, loss, look, trained_steps=trained_steps, lr=server_lr)
+    subject = Subject(model, data, loss, look, trained_steps=trained_steps, server_lr=server_lr)
     given = {key: values for key, values in lists.items() if values}
     planned = Sweep(
         subject,
@@ -227,7 +190,7 @@ def audit(
         seed,
         max_seconds,
         Privacy(delta, dataset_size, steps),
-        Training(rounds, training_seeds),
+        Training(training_rounds, training_seeds),
     )
     target = report_file or out / "report.html"
     for path in (json, target, out / "rows"):

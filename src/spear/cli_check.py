@@ -14,13 +14,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from spear import cli_options as told
 from spear.audit.check_files import CheckFiles, check_files
 from spear.audit.preflight import Preflight, Verdict
+from spear.audit.setting import Privacy
 from spear.cli_console import PlainConsole
 from spear.cli_invert import apart, writable, write
 from spear.errors import InvalidOption
 from spear.report import Level
 from spear.report import Table as Rows
+from spear.update import Protocol
 
 EXIT = {Verdict.NOT_EXPOSED: 0, Verdict.PARTLY: 10, Verdict.UNKNOWN: 10, Verdict.EXPOSED: 20}
 _COLOURS = {
@@ -34,12 +37,7 @@ _GROUPS = {
     Level.PROTECTED: ("green", "What stands in the way"),
     Level.NOTE: ("dim", "Good to know"),
 }
-_WHAT, _HOW, _DEFENCES, _WRITE = (
-    "What to judge",
-    "How clients train",
-    "What they do to updates",
-    "What to write",
-)
+_WHAT, _WRITE = "What to judge", "What to write"
 _MOST_INPUTS = 10**8  # of one sample
 _WIDE = 1000  # characters of a line that no terminal folds
 
@@ -77,7 +75,11 @@ def check(
     ] = None,
     after: Annotated[
         Path | None,
-        typer.Option(help="Or the weights it sent back; needs --lr.", rich_help_panel=_WHAT),
+        typer.Option(help="Or the weights it sent back.", rich_help_panel=_WHAT),
+    ] = None,
+    difference: Annotated[
+        Path | None,
+        typer.Option(help="Or these minus those it was sent.", rich_help_panel=_WHAT),
     ] = None,
     layer: Annotated[
         str | None, typer.Option(help="Judge this layer.", rich_help_panel=_WHAT)
@@ -92,58 +94,27 @@ def check(
             help="train or eval; as the factory leaves it unless given.", rich_help_panel=_WHAT
         ),
     ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-size",
-            "-b",
-            help="Samples of one update: the batch, or with local training all of a client's.",
-            rich_help_panel=_HOW,
-        ),
-    ] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="Local learning rate (FedAvg).", rich_help_panel=_HOW)
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Local epochs.", rich_help_panel=_HOW)] = None,
-    local_batch_size: Annotated[
-        int | None, typer.Option(help="Samples a local step.", rich_help_panel=_HOW)
-    ] = None,
-    optimizer: Annotated[str, typer.Option(help="Local optimiser.", rich_help_panel=_HOW)] = "sgd",
-    clients: Annotated[
-        int,
-        typer.Option(help="Clients aggregated before the server sees it.", rich_help_panel=_HOW),
-    ] = 1,
-    noise_multiplier: Annotated[
-        float | None,
-        typer.Option(help="Of DP-SGD, in Opacus' units.", rich_help_panel=_DEFENCES),
-    ] = None,
-    clip: Annotated[
-        float | None,
-        typer.Option(help="Norm samples are clipped to.", rich_help_panel=_DEFENCES),
-    ] = None,
-    clipping: Annotated[
-        str, typer.Option(help="flat or per_layer.", rich_help_panel=_DEFENCES)
-    ] = "flat",
-    sigma: Annotated[
-        float | None,
-        typer.Option(help="Or the noise on an entry.", rich_help_panel=_DEFENCES),
-    ] = None,
-    dataset_size: Annotated[
-        int | None,
-        typer.Option(help="Of a client, to state epsilon.", rich_help_panel=_DEFENCES),
-    ] = None,
-    rounds: Annotated[
-        int, typer.Option(help="Steps that epsilon is stated for.", rich_help_panel=_DEFENCES)
-    ] = 1,
-    delta: Annotated[float, typer.Option(help="Of epsilon.", rich_help_panel=_DEFENCES)] = 1e-5,
-    precision: Annotated[
-        str | None,
-        typer.Option(help="float16, bfloat16, 8-bit, ...", rich_help_panel=_DEFENCES),
-    ] = None,
-    prune: Annotated[
-        float,
-        typer.Option(help="Share of the smallest entries not sent.", rich_help_panel=_DEFENCES),
-    ] = 0.0,
+    samples: told.Samples = None,
+    lr: told.Lr = None,
+    epochs: told.Epochs = None,
+    local_steps: told.LocalSteps = None,
+    local_batch_size: told.LocalBatchSize = None,
+    momentum: told.Momentum = 0.0,
+    nesterov: told.Nesterov = False,
+    weight_decay: told.WeightDecay = 0.0,
+    proximal: told.Proximal = 0.0,
+    optimizer: told.Optimizer = "sgd",
+    clients: told.Clients = 1,
+    clip: told.Clip = None,
+    clipping: told.Clipping = None,
+    sigma: told.Sigma = None,
+    noise_multiplier: told.NoiseMultiplier = None,
+    epsilon: told.Epsilon = None,
+    precision: told.Precision = "float32",
+    pruned: told.Pruned = 0.0,
+    delta: told.Delta = 1e-5,
+    dataset_size: told.DatasetSize = None,
+    steps: told.Steps = 1,
     json: Annotated[
         Path | None,
         typer.Option(
@@ -156,30 +127,38 @@ def check(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
 ) -> None:
     """Say, before any attack, whether a model and a protocol are exposed, and why or why not."""
-    files = CheckFiles(model, weights, update, after, mode)
-    options: dict[str, Any] = {
-        "batch_size": batch_size,
-        "lr": lr,
+    files = CheckFiles(model, weights, update, after, difference, mode)
+    words: dict[str, Any] = {
+        "samples": samples,
+        "lr": told.rates(lr),
         "epochs": epochs,
+        "local_steps": local_steps,
         "local_batch_size": local_batch_size,
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "weight_decay": weight_decay,
+        "proximal": proximal,
         "optimizer": optimizer,
         "clients": clients,
-        "noise_multiplier": noise_multiplier,
-        "max_grad_norm": clip,
+        "clip": clip,
         "clipping": clipping,
         "sigma": sigma,
-        "dataset_size": dataset_size,
-        "rounds": rounds,
-        "delta": delta,
+        "noise_multiplier": noise_multiplier,
+        "epsilon": epsilon,
         "precision": precision,
-        "pruned": prune,
-        "input_shape": None if shape is None else _sizes(shape),
+        "pruned": pruned,
     }
+    if files.sends is not None:
+        words["sends"] = files.sends
+    protocol, privacy = Protocol.of(**words), Privacy(delta, dataset_size, steps)
+    input_shape = None if shape is None else _sizes(shape)
     for path in (json, report):
-        writable(path, weights, update, after)
+        writable(path, weights, update, after, difference)
     apart(json, report)
     began = time.monotonic()
-    found = check_files(files, layer=layer, **options)
+    found = check_files(
+        files, layer=layer, input_shape=input_shape, protocol=protocol, privacy=privacy
+    )
     seconds = time.monotonic() - began
     console = PlainConsole(stderr=str(json) == "-")
     _show(console, found, quiet)

@@ -20,31 +20,14 @@ LARGEST_SEED = 2**62  # seeds are counted up from there, and torch takes 64 bits
 MOST_WORKERS, MOST_TRIALS = 1024, 10**6  # beyond these it is a slip
 _LONGEST = 2000  # characters of a complaint
 
-# Arguments as the library calls them, where the options are called otherwise.
-_OPTIONS = {
-    "batch_size": "--batch-size",
-    "local_batch_size": "--local-batch-size",
-    "max_grad_norm": "--clip",
-    "noise_multiplier": "--noise-multiplier",
-    "dataset_size": "--dataset-size",
-    "max_seconds": "--max-seconds",
-    "trained_steps": "--trained-steps",
-    "weight_decay": "--weight-decay",
-    "input_shape": "--shape",
-    "p_fr": "--false-rejection",
-}
 
+def as_option(argument: str) -> str:
+    """An argument of the library as it is called on the command line.
 
-def as_options(words: str) -> str:
-    """The same with options instead of arguments.
-
-    >>> as_options("expected max_seconds > 0, got -1")
-    'expected --max-seconds > 0, got -1'
+    >>> as_option("max_seconds")
+    '--max-seconds'
     """
-    named = _OPTIONS
-    if sys.argv[1:2] == ["invert"]:  # whose batch is the client's secret
-        named = _OPTIONS | {"batch_size": "--local-batch-size"}
-    return re.sub(r"(?<![\w'\"./-])[a-z]+_[a-z_]+\b", lambda m: named.get(m[0], m[0]), words)
+    return f"--{argument.replace('_', '-')}"
 
 
 def shown(text: str) -> str:
@@ -96,4 +79,4 @@ def _words(error: BaseException) -> str:
         return f"{where}{error.strerror}: name another file or folder"
     if isinstance(error, MemoryError):
         return "there is not enough memory for it: make it smaller, or use a larger machine"
-    return as_options(str(error)) if isinstance(error, InvalidOption) else str(error)
+    return error.worded(as_option) if isinstance(error, InvalidOption) else str(error)

@@ -19,9 +19,7 @@ console = PlainConsole()
 
 
 def demo(
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", "-b", help="Photos in the batch.")
-    ] = 20,
+    samples: Annotated[int, typer.Option("--samples", "-b", help="Photos in the batch.")] = 20,
     width: Annotated[int, typer.Option("--width", "-m", help="Width of the layers.")] = 400,
     depth: Annotated[int, typer.Option(help="Linear layers of the network.")] = 6,
     pixels: Annotated[int, typer.Option(help="Photos are pixels x pixels.")] = 64,
@@ -36,11 +34,11 @@ def demo(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
 ) -> None:
     """Recover real photos from one gradient, and show them beside the originals."""
-    settings = DemoSettings(batch_size, width, depth, pixels, seed, finder, max_seconds)
+    settings = DemoSettings(samples, width, depth, pixels, seed, finder, max_seconds)
     make_private(out)  # a folder that cannot be written to ends it here
     if not quiet:
         console.print(
-            f"A client computes one gradient on [b]{batch_size}[/b] private photos "
+            f"A client computes one gradient on [b]{samples}[/b] private photos "
             f"({pixels} x {pixels}, {depth}-layer ReLU network of width {width}).\n"
             "The server sees the model and the gradient, nothing else."
         )

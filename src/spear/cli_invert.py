@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from spear import cli_options as told
 from spear.audit.update_files import UpdateFiles, invert_files
 from spear.cli_console import LARGEST_SEED, PlainConsole
 from spear.cli_progress import progress
@@ -23,6 +24,7 @@ from spear.report import Finding, Look, Report
 from spear.report.files import check_replaceable
 from spear.report.saving import save_inputs
 from spear.report.words import ASSUMPTIONS
+from spear.update.protocol import Protocol, Sends
 
 _COLOURS = {
     Outcome.EXACT: "red",  # for whoever audits, an exact recovery is the bad news
@@ -39,7 +41,7 @@ _EXIT_CODES = {
     Outcome.FAILED: 0,
 }
 _SHOWN = 20  # samples in the terminal's table; the report has all
-_WHAT, _HOW, _WRITE, _SEARCH = "What was sent", "How clients train", "What to write", "The search"
+_WHAT, _WRITE, _SEARCH = "What was sent", "What to write", "The search"
 
 EPILOG = """Examples:
 
@@ -68,8 +70,13 @@ def invert(
     ] = None,
     after: Annotated[
         Path | None,
+        typer.Option(help="Or the weights it sent back (FedAvg).", rich_help_panel=_WHAT),
+    ] = None,
+    difference: Annotated[
+        Path | None,
         typer.Option(
-            help="Or the weights it sent back (FedAvg); needs --lr.", rich_help_panel=_WHAT
+            help="Or the difference, weights sent back minus weights received.",
+            rich_help_panel=_WHAT,
         ),
     ] = None,
     model: Annotated[
@@ -89,29 +96,26 @@ def invert(
     loss: Annotated[
         str | None,
         typer.Option(
-            help="cross-entropy, bce, mse or package.module:function.", rich_help_panel=_HOW
+            help="cross-entropy, bce, mse or package.module:function.", rich_help_panel=told.HOW
         ),
     ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            "--samples",
-            "-b",
-            min=1,
-            help="How many samples the update was computed from, if you know it: helps to prove that "
-            "none is missing.",
-            rich_help_panel=_HOW,
-        ),
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.", rich_help_panel=_HOW)] = None,
-    epochs: Annotated[int | None, typer.Option(help="Local epochs.", rich_help_panel=_HOW)] = None,
-    local_batch_size: Annotated[
-        int | None, typer.Option(help="Samples a local step.", rich_help_panel=_HOW)
-    ] = None,
-    momentum: Annotated[float, typer.Option(help="Of SGD.", rich_help_panel=_HOW)] = 0.0,
-    weight_decay: Annotated[float, typer.Option(help="Of SGD.", rich_help_panel=_HOW)] = 0.0,
-    proximal: Annotated[float, typer.Option(help="FedProx's mu.", rich_help_panel=_HOW)] = 0.0,
-    optimizer: Annotated[str, typer.Option(help="Local optimiser.", rich_help_panel=_HOW)] = "sgd",
+    samples: told.Samples = None,
+    lr: told.Lr = None,
+    epochs: told.Epochs = None,
+    local_steps: told.LocalSteps = None,
+    local_batch_size: told.LocalBatchSize = None,
+    momentum: told.Momentum = 0.0,
+    nesterov: told.Nesterov = False,
+    weight_decay: told.WeightDecay = 0.0,
+    proximal: told.Proximal = 0.0,
+    optimizer: told.Optimizer = "sgd",
+    clients: told.Clients = 1,
+    clip: told.Clip = None,
+    clipping: told.Clipping = None,
+    sigma: told.Sigma = None,
+    noise_multiplier: told.NoiseMultiplier = None,
+    precision: told.Precision = "float32",
+    pruned: told.Pruned = 0.0,
     shape: Annotated[
         str | None,
         typer.Option(
@@ -174,24 +178,31 @@ def invert(
         raise InvalidOption(
             "--redact leaves recovered data out, and --out writes it: give one of them"
         )
-    training = _given(
-        lr=lr,
+    sends: Sends = "gradient" if after is None and difference is None else "weights"
+    protocol = Protocol(
+        sends=sends if difference is None else "difference",
+        samples=samples,
+        lr=told.rates(lr),
         epochs=epochs,
-        batch_size=local_batch_size,
-        momentum=momentum or None,
-        weight_decay=weight_decay or None,
-        proximal=proximal or None,
-        optimizer=None if optimizer == "sgd" else optimizer,
+        local_steps=local_steps,
+        local_batch_size=local_batch_size,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        proximal=proximal,
+        optimizer=optimizer,
+        clients=clients,
+        clip=clip,
+        clipping=clipping,  # type: ignore[arg-type]
+        sigma=sigma,
+        noise_multiplier=noise_multiplier,
+        precision=precision,
+        pruned=pruned,
     )
-    if after is None and training:
-        raise InvalidOption(
-            f"{', '.join(_option(name) for name in training)}: these belong to --after (FedAvg); "
-            "gradients need none of them"
-        )
-    files = UpdateFiles(weights, update, after, training, model, layer, loss, samples)
+    files = UpdateFiles(weights, update, after, difference, protocol, model, layer, loss)
     look = None if shape is None else parse_look(shape, mean, std)
     for path in (json, report, out and out / "recovered.safetensors"):
-        writable(path, weights, update, after, truth)
+        writable(path, weights, update, after, difference, truth)
     apart(json, report)
     console = PlainConsole(stderr=str(json) == "-")
     with progress(console, quiet) as show:
@@ -344,11 +355,3 @@ def _stages(finding: Finding) -> Table:
     for name, value in finding.stats.items():
         table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.3f} s")
     return table
-
-
-def _option(name: str) -> str:
-    return "--local-batch-size" if name == "batch_size" else f"--{name.replace('_', '-')}"
-
-
-def _given(**options: object) -> dict[str, object]:
-    return {name: value for name, value in options.items() if value is not None}

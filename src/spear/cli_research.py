@@ -99,7 +99,9 @@ def theory(
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", help="Samples, b.")] = 20,
     width: Annotated[int, typer.Option("--width", "-m", help="Neurons of the layer, m.")] = 200,
     p: Annotated[float, typer.Option(help="Failure probability allowed.")] = 1e-8,
-    false_rejection: Annotated[float, typer.Option(help="p_fr of the sparsity filter.")] = 1e-10,
+    p_fr: Annotated[
+        float, typer.Option(help="Chance that the sparsity filter rejects a right direction.")
+    ] = 1e-10,
 ) -> None:
     """What the paper's lemmas say about a batch size and a width."""
     b, m = batch_size, width
@@ -108,18 +110,18 @@ def theory(
     if b >= m:
         raise InvalidOption(f"expected a batch smaller than the layer, got b = {b} and m = {m}")
     table = Table("quantity", "value", title=f"b = {b}, m = {m}")
-    tau = lemmas.sparsity_threshold(m, false_rejection)
+    tau = lemmas.sparsity_threshold(m, p_fr)
     rows = {
         "q: a submatrix gives a direction": f"{lemmas.success_probability(b):.3g}",
         "expected submatrices, m >> b": f"{lemmas.expected_samples(b):.3g}",
         f"expected submatrices at m = {m}": f"{lemmas.expected_samples_narrow(b, m):.3g}",
         f"submatrices with probability 1 - {p:g}, m >> b": (
-            f"{lemmas.samples_with_high_probability(b, p, false_rejection):.3g}"
+            f"{lemmas.samples_with_high_probability(b, p, p_fr):.3g}"
         ),
-        f"tau for p_fr = {false_rejection:g}": f"{tau:g}",
-        "failure even if exhaustive, bound": f"{lemmas.failure_bound(b, m, false_rejection):.3g}",
+        f"tau for p_fr = {p_fr:g}": f"{tau:g}",
+        "failure even if exhaustive, bound": f"{lemmas.failure_bound(b, m, p_fr):.3g}",
         "failure even if exhaustive, approximation": (
-            f"{lemmas.failure_approximation(b, m, false_rejection):.3g}"
+            f"{lemmas.failure_approximation(b, m, p_fr):.3g}"
         ),
     }
     for name, value in rows.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spear.inversion import Inversion
@@ -26,12 +28,49 @@ class InvalidUpdate(SpearError, ValueError):
         return type(self), (list(self.problems),)
 
 
-class NoAttackableLayer(SpearError, ValueError):
+class NothingToAttack(SpearError, ValueError):
+    """There is nothing here that could be attacked; whether data leaks cannot be told.
+
+    The command line reports it as INCONCLUSIVE, since nobody made a mistake that could be mended.
+    """
+
+
+class NoAttackableLayer(NothingToAttack):
     """The model has no linear layer next to a ReLU whose gradient is in the update."""
 
 
+class NoUpdate(NothingToAttack, InvalidUpdate):
+    """What was given as the update is the model itself: the client did not train."""
+
+
 class InvalidOption(SpearError, ValueError):
-    """An option is unknown or out of its range."""
+    """An option is unknown or out of its range.
+
+    Args:
+        words: the message; an argument is named as `{argument}`.
+        arguments: those that it may name. Callers in Python read their names, users of the command
+            line read options.
+
+    >>> error = InvalidOption("expected {max_seconds} > 0, got -1", arguments=["max_seconds"])
+    >>> str(error)
+    'expected max_seconds > 0, got -1'
+    >>> error.worded(lambda name: f"--{name.replace('_', '-')}")
+    'expected --max-seconds > 0, got -1'
+    """
+
+    def __init__(self, words: str, *, arguments: Iterable[str] = ()) -> None:
+        self.words, self.arguments = words, tuple(arguments)
+        super().__init__(self.worded(str))
+
+    def worded(self, name: Callable[[str], str]) -> str:
+        """The message with every argument called as `name` does."""
+        words = self.words
+        for argument in self.arguments:
+            words = words.replace(f"{{{argument}}}", name(argument))
+        return words
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), arguments=self.arguments), (self.words,)
 
 
 class NotExact(SpearError):

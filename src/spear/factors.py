@@ -109,6 +109,18 @@ class Factors:
         edge = self.noise * (math.sqrt(self.view.outputs) + math.sqrt(self.view.inputs))
         return float(self.singular_values[-1]) < UNEVEN * edge
 
+    @property
+    def negated(self) -> Factors:
+        """Of the update with the other sign. Inputs are the same."""
+        view = self.view
+        turned = dataclasses.replace(
+            view,
+            weight_grad=-view.weight_grad,
+            bias_grad=-view.bias_grad,
+            others={name: -gradient for name, gradient in view.others.items()},
+        )
+        return dataclasses.replace(self, view=turned, left=-self.left)
+
     def within(self, white: Tensor) -> Factors:
         """The part of the update that lies along some directions (k, b), white; the rest is noise."""
         B = torch.linalg.qr(white.T).Q  # (b, k)
@@ -178,7 +190,7 @@ class Factors:
         if self._is_bias_noise(outside[self.live_rows]):  # rows whose weights were masked
             return coordinates, self.live_rows
         bias = double(self.view.bias)
-        after = bias if self.view.training is None else bias - self.view.training.lr * g
+        after = bias - self.view.protocol.rate * g if self.view.trained else bias
         off = (bias < 0) & (after < 0) & self.live_rows  # (m,)
         if int(off.sum()) < self.left.shape[1] + SPARE_BIAS_ROWS:
             return coordinates, everywhere
@@ -212,9 +224,9 @@ class Factors:
         After FedSGD there is one end. W after = W - lr dL/dW, so W R^T falls by lr L.
         """
         H, bias = self.preactivation[None], double(self.view.bias)[None, :, None]
-        if self.view.training is None:
+        if not self.view.trained:
             return H, bias
-        lr = self.view.training.lr
+        lr = self.view.protocol.rate
         moved = lr * double(self.view.bias_grad)[None, :, None]
         return torch.cat([H, H - lr * self.L]), torch.cat([bias, bias - moved])
 

@@ -33,7 +33,8 @@ from spear.penalty import without_penalty
 from spear.sampling import SamplingFinder
 from spear.spread import Spread
 from spear.tolerances import LIKELY_MATCH, ROWS_PER_SAMPLE
-from spear.update import LayerUpdate
+from spear.update import LayerUpdate, scales_entries
+from spear.update.protocol import ENTRYWISE, NOISE_UNITS
 
 FINDERS: dict[str, Callable[[], Finder]] = {
     "cascade": CascadeFinder,
@@ -123,13 +124,18 @@ def invert(
     ('EXACT', 3, [0, 2, 4])
     """
     search = _checked(view, finder, max_seconds, executor)
+    loss = _told_loss(view) if loss is None else loss
     watch = Watch(on_progress, max_seconds, spread=Spread(executor))
+    if view.trained and not view.protocol.is_sgd:
+        return _finish(_not_sgd(view, watch.stats), view.mistake, throw, watch)
     watch.report("factorise")
     with watch.stage("factorise"):
         factors, penalty = without_penalty(factorise(view))
     notes = () if penalty is None else (penalty.words,)
+    if scales_entries(view) and (factors.batch_size is None or factors.noisy):
+        return _finish(_entrywise(factors, watch.stats), view.mistake, throw, watch)
     if not factors.batch_size:
-        return _finish(_no_batch(factors, watch.stats), throw, watch)
+        return _finish(_no_batch(factors, watch.stats), view.mistake, throw, watch)
     generator = generator or torch.Generator(factors.left.device).manual_seed(0)
 
     found = _searched(factors, search, generator, watch, notes)
@@ -140,19 +146,46 @@ def invert(
     if best is None:
         with watch.stage("reconstruct"):
             C = approximate_inputs(factors, found.pool) if found.pool is not None else None
-            return _finish(_incomplete(factors, C, watch.stats, found), throw, watch)
+            result = _incomplete(factors, C, watch.stats, found)
+            return _finish(result, view.mistake, throw, watch)
 
     watch.report("judge", batch_size=factors.b)
     model = model if model is not None else view.model
     with watch.stage("certify"):
         best = without_spoilt(factors, best)
         certificate = certify(factors, best, model=model, loss=loss, generator=generator)
+        mistake = view.mistake
+        if model is not None and _may_be_turned(view, certificate):
+            turned = factors.negated
+            other = certify(turned, best, model=model, loss=loss, generator=generator)
+            if other.labels is not None and bool(other.certified.any()):
+                factors, certificate, mistake = turned, other, mistake or _turned_words(view)
     if model is not None and factors.noisy and not bool(certificate.precise.any()):
         with watch.stage("rescale"):
             best, certificate = _rescaled(factors, best, certificate, model, loss)
     with watch.stage("reconstruct"):
         inputs = factors.reconstruct(best.C)
-    return _finish(_conclude(factors, best, certificate, inputs, watch.stats, found), throw, watch)
+    result = _conclude(factors, best, certificate, inputs, watch.stats, found)
+    return _finish(result, mistake, throw, watch)
+
+
+def _told_loss(view: LayerUpdate) -> Loss | None:
+    """Cross-entropy with the class weights that were told; None where there are none."""
+    weights = view.protocol.class_weights
+    return None if weights is None else nn.CrossEntropyLoss(weight=torch.tensor(weights))
+
+
+def _may_be_turned(view: LayerUpdate, certificate: Certificate) -> bool:
+    """Might the update have the other sign? Inputs are the same then, but no loss with labels fits."""
+    told = view.protocol.sends == "weights" and not view.mistake  # whose sign is beyond doubt
+    fits = certificate.labels is not None and bool((certificate.labels >= 0).any())
+    return not fits and not certificate.whole and not told
+
+
+def _turned_words(view: LayerUpdate) -> str:
+    if view.trained:
+        return "the difference has the other sign, before minus after: read so"
+    return "what was given as a gradient has the sign of a difference, after minus before: read so"
 
 
 class _End(Enum):
@@ -241,7 +274,9 @@ def _checked(
         )
     number = isinstance(max_seconds, (int, float)) and 0 < max_seconds < float("inf")
     if max_seconds is not None and not number:
-        raise InvalidOption(f"expected max_seconds > 0, got {max_seconds!r}")
+        raise InvalidOption(
+            f"expected {{max_seconds}} > 0, got {max_seconds!r}", arguments=["max_seconds"]
+        )
     if executor is not None and not hasattr(executor, "submit"):
         raise InvalidOption(f"expected an executor such as spear.workers(2), got {executor!r}")
     if executor is not None and view.weight_grad.device.type != "cpu":  # pragma: no cover: a GPU
@@ -337,6 +372,9 @@ def _noisy_verdict(factors: Factors, certificate: Certificate, inputs: Tensor) -
         reason = (
             f"{noise}, in which the {factors.b} samples drown: errors would be as large as they are"
         )
+        if _may_be_stale(factors.view):
+            reason = f"{reason}; {_STALE}"
+            return _Verdict(Outcome.INCONCLUSIVE, Cause.NOISE, reason, returned=False)
         return _Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
     error = float(certificate.predicted_error.median())
     reason = (
@@ -347,8 +385,8 @@ def _noisy_verdict(factors: Factors, certificate: Certificate, inputs: Tensor) -
 
 
 _NOT_AS_SAID = (
-    "likely causes: no ReLU after the layer, an optimiser other than SGD, weights other than the "
-    "client's, or too few neurons; see what `spear check` says"
+    "likely causes: weights of another round than the client's, no ReLU after the layer, an optimiser "
+    "other than SGD, or too few neurons; see what `spear check` says"
 )
 
 
@@ -362,7 +400,7 @@ def _remarks(factors: Factors, certificate: Certificate) -> list[str]:
             f"besides these {factors.b} the batch holds samples whose gradient has vanished, or "
             "nearly: they are too faint to be told from noise, and not guessed"
         )
-    if factors.view.training is not None:
+    if factors.view.trained:
         said.append(
             f"the difference of the weights carries noise of {factors.relative_noise:.0e} of an entry, "
             "rounding and whatever else was added"
@@ -398,6 +436,13 @@ def _incomplete(
 def _no_batch(factors: Factors, stats: Mapping[str, float]) -> Inversion:
     """The spectrum shows no batch."""
     m, n = factors.view.outputs, factors.view.inputs
+    if factors.batch_size is None and factors.view.trained:
+        reason = (
+            "the difference of the weights shows no samples: likely causes are weights of another "
+            f"round than those the client was sent, {min(m, n)} samples or more, an optimiser other "
+            "than SGD, or noise. This does not tell whether data leaks"
+        )
+        return _nothing(factors, stats, Outcome.INCONCLUSIVE, Cause.NO_GAP, reason)
     if factors.batch_size is None:
         reason = (
             f"the spectrum shows no gap: the batch has min(m, n) = {min(m, n)} samples or more, or "
@@ -408,8 +453,44 @@ def _no_batch(factors: Factors, stats: Mapping[str, float]) -> Inversion:
     if not bool(factors.live_rows.any()):
         reason = "the gradient is zero: no sample left a trace in this layer"
         return _nothing(factors, stats, Outcome.FAILED, Cause.NO_GRADIENT, reason)
+    if _may_be_stale(factors.view):
+        reason = f"the difference of the weights is noise: {_STALE}"
+        return _nothing(factors, stats, Outcome.INCONCLUSIVE, Cause.NOISE, reason)
     reason = "the gradient is noise: no sample stands out of it"
     return _nothing(factors, stats, Outcome.FAILED, Cause.NOISE, reason)
+
+
+_STALE = (
+    "weights of another round than those the client was sent leave the same, so this does not tell "
+    "whether data leaks; if the client adds noise, say how much (sigma=)"
+)
+
+
+def _may_be_stale(view: LayerUpdate) -> bool:
+    """Might the noise be the difference of two rounds' weights, since nobody told of noise?"""
+    return view.trained and not view.protocol.given(*NOISE_UNITS) and not view.protocol.coarse
+
+
+def _not_sgd(view: LayerUpdate, stats: Mapping[str, float]) -> Inversion:
+    """An optimiser that was told, and that is not attacked."""
+    name = view.protocol.optimizer
+    scales = ", which scales every entry on its own" * (name.lower() in ENTRYWISE)
+    reason = (
+        f"clients train with {name}{scales}: this attack reads SGD's updates only, so it cannot tell "
+        "whether data leaks"
+    )
+    none = view.weight_grad.new_zeros(0, view.inputs)
+    return _uncertified(None, none, Outcome.INCONCLUSIVE, Cause.OPTIMISER, stats, reason)
+
+
+def _entrywise(factors: Factors, stats: Mapping[str, float]) -> Inversion:
+    """An optimiser that nobody mentioned."""
+    reason = (
+        "the update looks like one of Adam, or of another optimiser that scales every entry on its "
+        "own: its entries are about as large as each other, and it has no low rank. This attack reads "
+        "SGD's updates only, so it cannot tell whether data leaks; name the optimiser if that is so"
+    )
+    return _nothing(factors, stats, Outcome.INCONCLUSIVE, Cause.OPTIMISER, reason)
 
 
 def _nothing(
@@ -420,7 +501,7 @@ def _nothing(
 
 
 def _uncertified(
-    factors: Factors,
+    factors: Factors | None,
     inputs: Tensor,
     outcome: Outcome,
     cause: Cause,
@@ -430,7 +511,7 @@ def _uncertified(
     no = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     return Inversion(
         inputs=inputs,
-        batch_size=factors.batch_size,
+        batch_size=None if factors is None else factors.batch_size,
         certified=no,
         approximate=~no,
         proof=Proof.NONE,
@@ -445,7 +526,9 @@ def _uncertified(
     )
 
 
-def _finish(result: Inversion, throw: bool, watch: Watch) -> Inversion:
+def _finish(result: Inversion, mistake: str, throw: bool, watch: Watch) -> Inversion:
+    if mistake:  # first: whoever reads on should know
+        result = dataclasses.replace(result, reason=f"{mistake}; {result.reason}")
     if watch.spread.trouble:  # told whatever the outcome: who runs the workers should know
         result = dataclasses.replace(result, reason=f"{result.reason}; {watch.spread.trouble}")
     if throw and result.outcome is not Outcome.EXACT:

@@ -67,8 +67,7 @@ def both_halves(factors: Factors) -> Halves:
     ends, bias = factors.ends  # local training moves the signs: halfway is nearest to all its steps
     H = ends.mean(0) * factors.singular_values + torch.outer(bias.mean(0).squeeze(1), h)
     one = torch.eye(factors.b, dtype=h.dtype, device=h.device)
-    training = factors.view.training
-    agrees = AGREES if training is None or training.one_step else _AGREES_TRAINED
+    agrees = AGREES if factors.view.protocol.one_step else _AGREES_TRAINED
     return Halves(factors.left[live], H[live], h, agrees, one, one)
 
 

@@ -28,7 +28,7 @@ def _check(b: int, m: int | None = None) -> None:
 
 def _check_probability(name: str, p: float) -> None:
     if not 0 < p < 1:
-        raise InvalidOption(f"expected 0 < {name} < 1, got {p}")
+        raise InvalidOption(f"expected 0 < {{{name}}} < 1, got {p}", arguments=(name,))
 
 
 def success_probability(b: int, singular: float = SINGULAR_BASE) -> float:
@@ -153,13 +153,14 @@ def samples_with_high_probability(b: int, p: float, p_fr: float = 0.0) -> float:
     """
     _check_probability("p", p)
     if not 0 <= p_fr < 1:
-        raise InvalidOption(f"expected 0 <= p_fr < 1, got {p_fr}")
+        raise InvalidOption(f"expected 0 <= {{p_fr}} < 1, got {p_fr}", arguments=("p_fr",))
     rejected = -math.expm1(b * math.log1p(-p_fr))  # 1 - (1 - p_fr)^b
     p_star = p - rejected
     if p_star <= 0:
         raise InvalidOption(
-            f"p_fr = {p_fr:g} alone makes SPEAR fail with probability {rejected:.2g} >= p = {p:g}: "
-            f"use p_fr below {p / b:.1g}"
+            f"{{p_fr}} = {p_fr:g} alone makes SPEAR fail with probability {rejected:.2g} >= {{p}} = "
+            f"{p:g}: use {{p_fr}} below {p / b:.1g}",
+            arguments=("p_fr", "p"),
         )
     q = success_probability(b)
     if b == 1:

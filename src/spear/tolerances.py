@@ -137,3 +137,19 @@ TRAINING_RECOGNISED = 0.2
 
 TRAINING_CLOSELY = 2e-4
 """A mix with a share of this is off by as much."""
+
+# What was sent (spear.update.readings).
+
+NEAR_THE_WEIGHTS = 0.9
+"""Cosine with the weights that were sent: those after local training have 0.99 and more."""
+
+FAR_FROM_WEIGHTS = 0.5
+"""The same of what are no weights: gradients have about 0; a step as long as the weights leaves 0.7."""
+
+LOWER_RANK = 0.1
+"""What the right reading has outside half of its directions, against the wrong one, which holds the
+weights: rounding against half of them."""
+
+EVEN_ENTRIES = 1.5
+"""Times what Gaussian noise has, the median entry against the largest from which on an update is one
+of Adam: 6 at one step, 2 to 5 at five to twenty, 1.3 and more for RMSprop."""

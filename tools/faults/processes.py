@@ -55,7 +55,8 @@ def audit(folder: Path, kills: int, chance: Random) -> Count:
     inputs, labels = rng.standard_normal((40, 12)).astype("f4"), rng.integers(0, 3, 40)
     folder.mkdir(exist_ok=True)
     np.savez(folder / "data.npz", inputs=inputs, labels=labels)
-    fixed = ["--data", str(folder / "data.npz"), "-b", "2,3", "--rounds", "0", "--repeats", "2"]
+    fixed = ["--data", str(folder / "data.npz"), "-b", "2,3", "--repeats", "2"]
+    fixed += ["--training-rounds", "0"]
     command = [sys.executable, "-m", "spear", "audit", *fixed, "--workers", "2", "-q"]
 
     def args(name: str) -> list[str]:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
-from spear.audit.from_weights import linear_layers, plain_mlp
 from spear.audit.loading import build_model
 from spear.audit.naming import like, matched, named
-from spear.audit.preflight import Preflight, Verdict, preflight
+from spear.audit.preflight import Preflight, Verdict, judge
 from spear.audit.protocol_checks import HOME
+from spear.audit.setting import Privacy
 from spear.audit.tensors import positional, read_tensors
 from spear.audit.update_files import UpdateFiles, observe_files
 from spear.errors import InvalidFile, InvalidOption
 from spear.report import Level, Remark, Table
-
-_TRAINING = ("lr", "epochs", "local_batch_size")
+from spear.update import Protocol
+from spear.update.plain_mlp import linear_layers, plain_mlp
+from spear.update.protocol import Sends
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class CheckFiles:
         model: "package.module:factory" or "file.py:factory".
         weights: those that clients are sent.
         update: gradients that one of them sent, or
-        after: the weights that it sent back.
+        after: the weights that it sent back, or
+        difference: these minus those that it was sent.
         mode: "train" or "eval", which the model is put into; None leaves it as the factory gave it.
     """
 
@@ -37,6 +38,7 @@ class CheckFiles:
     weights: Path | None = None
     update: Path | None = None
     after: Path | None = None
+    difference: Path | None = None
     mode: str | None = None
 
     def __post_init__(self) -> None:
@@ -48,50 +50,74 @@ class CheckFiles:
         if self.mode not in (None, "train", "eval"):
             raise InvalidOption(f"expected the mode train or eval, got {self.mode!r}")
 
+    @property
+    def sends(self) -> Sends | None:
+        """What the client sent, if there is a file with it."""
+        files: dict[Sends, Path | None] = {
+            "gradient": self.update,
+            "weights": self.after,
+            "difference": self.difference,
+        }
+        return next((sends for sends, path in files.items() if path is not None), None)
 
-def check_files(files: CheckFiles, *, layer: str | None = None, **options: Any) -> Preflight:
+
+def check_files(
+    files: CheckFiles,
+    *,
+    layer: str | None = None,
+    input_shape: tuple[int, ...] | None = None,
+    protocol: Protocol | None = None,
+    privacy: Privacy | None = None,
+) -> Preflight:
     """The preflight of what lies on disk.
 
     Args:
         files: where it is.
         layer: the layer to judge.
-        options: of `preflight`.
+        input_shape: of one input, for the rehearsal on made-up inputs; guessed unless given.
+        protocol: what clients do, as far as it is known. What they send is told by the file.
+        privacy: what epsilon is counted for.
     """
-    if files.update is not None or files.after is not None:
-        return _with_update(files, layer, options)
+    protocol, privacy = protocol or Protocol(), privacy or Privacy()
+    if files.sends is not None:
+        return _with_update(files, layer, protocol, privacy)
     if files.model is not None:
-        model = _built(files)
-        return preflight(_in_mode(model, files.mode), layer=layer, **options)
+        model = _in_mode(_built(files), files.mode)
+        return judge(model, protocol, privacy, layer=layer, input_shape=input_shape)
     assert files.weights is not None
     weights, _ = named(read_tensors(files.weights), {})
     like(weights, weights, files.weights)  # NaN is told
     recognised = plain_mlp(weights)
     if isinstance(recognised, str):
         return _by_shapes(weights, recognised)
-    return _assuming(preflight(recognised, layer=layer, **options), _MLP)
+    found = judge(recognised, protocol, privacy, layer=layer, input_shape=input_shape)
+    return _assuming(found, _MLP)
 
 
 _MLP = (
     "No model was given: the weights were taken for a plain MLP with a ReLU behind every layer "
     "but the last, and without dropout. With other activations this verdict does not hold: give "
-    "--model."
+    "the model."
 )
 
 
-def _with_update(files: CheckFiles, layer: str | None, options: dict[str, Any]) -> Preflight:
-    training = {}
-    if files.after is not None:
-        training = {name: options.get(name) for name in _TRAINING if options.get(name) is not None}
-        if "local_batch_size" in training:
-            training["batch_size"] = training.pop("local_batch_size")
-        if options.get("optimizer", "sgd") != "sgd":
-            training["optimizer"] = options["optimizer"]
-    seen = observe_files(
-        UpdateFiles(files.weights, files.update, files.after, training, files.model, layer)
+def _with_update(
+    files: CheckFiles, layer: str | None, protocol: Protocol, privacy: Privacy
+) -> Preflight:
+    view = observe_files(
+        UpdateFiles(
+            weights=files.weights,
+            update=files.update,
+            after=files.after,
+            difference=files.difference,
+            protocol=protocol,
+            model=files.model,
+            layer=layer,
+        )
     )
-    model = None if seen.model is None else _in_mode(seen.model, files.mode)
-    found = preflight(model, update=seen.view, layer=layer, **options)
-    return _assuming(found, *seen.notes)
+    model = None if view.model is None else _in_mode(view.model, files.mode)
+    found = judge(model, view.protocol, privacy, update=view, layer=layer)
+    return _assuming(found, *view.notes)
 
 
 def _built(files: CheckFiles) -> nn.Module:
@@ -152,7 +178,7 @@ def _by_shapes(weights: dict[str, Tensor], why: str) -> Preflight:
     table = Table("Linear layers", columns, rows, "Read from names and shapes alone.")
     words = (
         f"The weights are no plain MLP ({why}), and names and shapes do not say which activations "
-        "stand between the layers. Give the model (--model package.module:factory) for a verdict."
+        "stand between the layers. Give the model (package.module:factory) for a verdict."
     )
     remark = Remark(Level.NOTE, "no model", words)
     if not layers:

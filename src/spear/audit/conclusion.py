@@ -10,8 +10,8 @@ from spear.audit import protocol_checks
 from spear.audit.anatomy import LayerView
 from spear.audit.measured import Measured
 from spear.audit.outlook import Outlook
-from spear.audit.protocol import Check, Verdict
 from spear.audit.protocol_checks import Theory
+from spear.audit.verdicts import Check, Verdict
 from spear.report import Level, Remark, Report, Table
 
 

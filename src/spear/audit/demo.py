@@ -30,7 +30,7 @@ _WIDEST, _DEEPEST = 10_000, 100  # a slip beyond it would fill the memory
 class DemoSettings:
     """What `spear demo` can be asked for."""
 
-    batch_size: int = 20
+    samples: int = 20
     width: int = 400
     depth: int = 6
     pixels: int = 64
@@ -39,22 +39,25 @@ class DemoSettings:
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.width < 1 or self.depth < 2 or self.pixels < 8:
-            raise InvalidOption(
-                "expected batch size >= 1, width >= 1, depth >= 2 and pixels >= 8, got "
-                f"{self.batch_size}, {self.width}, {self.depth} and {self.pixels}"
-            )
-        if self.width > _WIDEST or self.depth > _DEEPEST:
-            raise InvalidOption(
-                f"expected width <= {_WIDEST:,} and depth <= {_DEEPEST}, got {self.width:,} and "
-                f"{self.depth:,}"
-            )
+        problems = [
+            f"expected {{{name}}} >= {least}, got {getattr(self, name)}"
+            for name, least in (("samples", 1), ("width", 1), ("depth", 2), ("pixels", 8))
+            if getattr(self, name) < least
+        ]
+        problems += [
+            f"expected {{{name}}} <= {most:,}, got {getattr(self, name):,}"
+            for name, most in (("width", _WIDEST), ("depth", _DEEPEST))
+            if getattr(self, name) > most
+        ]
         if self.finder not in FINDERS:
-            raise InvalidOption(
-                f"expected finder to be one of {sorted(FINDERS)}, got {self.finder!r}"
+            problems.append(
+                f"expected {{finder}} to be one of {sorted(FINDERS)}, got {self.finder!r}"
             )
         if self.max_seconds is not None and not self.max_seconds > 0:
-            raise InvalidOption(f"expected max_seconds > 0, got {self.max_seconds}")
+            problems.append(f"expected {{max_seconds}} > 0, got {self.max_seconds}")
+        if problems:
+            names = [field.name for field in dataclasses.fields(self)]
+            raise InvalidOption("; ".join(problems), arguments=names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +136,7 @@ def run_demo(
     settings: DemoSettings, on_progress: Callable[[Progress], None] | None = None
 ) -> DemoRun:
     """Compute one gradient on private photos, forget the photos, invert, and compare."""
-    originals, names = photo_crops(settings.batch_size, settings.pixels, settings.seed)
+    originals, names = photo_crops(settings.samples, settings.pixels, settings.seed)
     inputs = ((originals - _MEAN) / _STD).flatten(1)  # (b, n)
     generator = torch.Generator().manual_seed(settings.seed)
     labels = torch.randint(_CLASSES, (len(inputs),), generator=generator)

@@ -37,12 +37,12 @@ def _extremes(found: Sequence[Leakage]) -> list[tuple[str, Leakage, Row]]:
     chosen: list[tuple[str, Leakage, Row]] = []
     plain = [a for a in exact if not a.setting.defended]
     if plain:
-        most = max(plain, key=lambda a: a.setting.samples)
+        most = max(plain, key=lambda a: a.setting.total)
         wanted = next(row for row in most.done if row.metrics["exact"])
         chosen.append(("Without a defence: the largest batch that came back whole", most, wanted))
     exact = [a for a in exact if a.setting.defended]
     if exact:
-        most = max(exact, key=lambda a: (a.setting.samples, a.usual_best or 0))
+        most = max(exact, key=lambda a: (a.setting.total, a.usual_best or 0))
         wanted = next(row for row in most.done if row.metrics["exact"])
         chosen.append(("With a defence, and whole all the same", most, wanted))
     if faint:

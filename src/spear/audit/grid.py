@@ -11,11 +11,10 @@ from typing import Any
 
 from spear.audit.setting import Setting
 from spear.errors import InvalidOption
+from spear.update.protocol import NOISE_UNITS as NOISE
 
-NOISE = ("sigma", "noise_multiplier", "epsilon")
-_PLAIN = ("batch_size", "width", "epochs", "local_batch_size", "lr", "clip", "precision", "clients")
 AXES = {
-    "batch_size": "batch size",
+    "samples": "batch size",
     "width": "width",
     "epochs": "local epochs",
     "local_batch_size": "local batch size",
@@ -23,17 +22,20 @@ AXES = {
     "clip": "clipping norm C",
     "noise": "noise",
     "precision": "precision",
+    "pruned": "share pruned",
     "clients": "clients aggregated",
 }
+_PLAIN = tuple(name for name in AXES if name != "noise")
 # The sweep that is run where nothing is asked for. For a layer of width 200 it crosses the frontier
 # along every axis, in some four minutes on two cores.
 DEFAULT: Mapping[str, Sequence[Any]] = {
-    "batch_size": (8, 32, 64, 96),
+    "samples": (8, 32, 64, 96),
     "epochs": (0, 1, 5),
     "clip": (None, 1.0),
     "noise_multiplier": (0, 3e-4, 1e-3, 1e-2, 0.1),
     "epsilon": (8.0,),
-    "precision": ("float32", "bfloat16", "quantise-8", "prune-0.5"),
+    "precision": ("float32", "bfloat16", "8-bit"),
+    "pruned": (0.0, 0.5),
     "clients": (1, 4, 12),
 }
 # Clipping and epsilon are Opacus'; without it noise is all there is.
@@ -43,15 +45,15 @@ _WITHOUT_OPACUS = {"sigma": (0, 3e-5, 1e-4, 1e-3, 1e-2)}
 def default_lists(samples: int) -> dict[str, tuple[Any, ...]]:
     """The lists of the built-in sweep, as far as so many samples suffice for them.
 
-    >>> default_lists(60)["batch_size"], default_lists(60)["clients"]
+    >>> default_lists(60)["samples"], default_lists(60)["clients"]
     ((8, 32), (1, 4))
     """
     lists = {name: tuple(values) for name, values in DEFAULT.items()}
     if importlib.util.find_spec("opacus") is None:
         lists = {n: v for n, v in lists.items() if n not in ("clip", *NOISE)} | _WITHOUT_OPACUS
-    sizes = tuple(b for b in lists["batch_size"] if b <= samples) or (max(1, samples // 2),)
+    sizes = tuple(b for b in lists["samples"] if b <= samples) or (max(1, samples // 2),)
     clients = tuple(k for k in lists["clients"] if k * sizes[0] <= samples)
-    return {**lists, "batch_size": sizes, "clients": clients or (1,)}
+    return {**lists, "samples": sizes, "clients": clients or (1,)}
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Grid:
         values: lists by the names of `Setting`'s fields. The first of each is the base's.
         cross: all combinations, instead of one thing at a time.
 
-    >>> lists = {"batch_size": (8, 32), "clip": (None, 1.0), "epsilon": (math.inf, 8.0)}
+    >>> lists = {"samples": (8, 32), "clip": (None, 1.0), "epsilon": (math.inf, 8.0)}
     >>> grid = Grid(lists)
     >>> [setting.words(grid.base) for setting in grid.settings]
     ['base', 'b = 32', 'C = 1', 'C = 1, ε = 8']

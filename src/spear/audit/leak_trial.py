@@ -68,7 +68,7 @@ def attack(
     """Draw batch and weights by the seed, let the clients send, invert and compare."""
     model = subject.attacked_model(setting.width, seed)
     fitted = subject.fitted(model)
-    chosen = fitted.draw(setting.samples, seed)
+    chosen = fitted.draw(setting.total, seed)
     x, y = fitted.inputs[chosen], fitted.targets[chosen]
     generator = torch.Generator().manual_seed(seed)
     sent = send(model, split(x, y, setting), setting, loss=fitted.loss, generator=generator)
@@ -108,7 +108,7 @@ def measured(attacked: Attacked, setting: Setting) -> Measured:
     right = torch.zeros(len(result.inputs), dtype=torch.bool)
     right[attacked.pairs.found] = decibel >= EXACT_DB
     metrics = {
-        "samples": setting.samples,
+        "samples": setting.total,
         "found": len(result.inputs),
         "exact": attacked.exact,
         "recovered": int(right.sum()),

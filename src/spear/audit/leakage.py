@@ -140,6 +140,8 @@ def named(axis: Axis, value: Any, leakage: Leakage) -> str:
         return f"z = {noise.multiplier:.3g}" if noise.multiplier else f"σ = {noise.sigma:.3g}"
     if axis.name == "epochs" and not value:
         return "FedSGD"
+    if axis.name == "pruned":
+        return f"{value:.0%}" if value else "none"
     if value is None:
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

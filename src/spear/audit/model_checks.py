@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from spear.audit.anatomy import Anatomy, LayerView, batch_norms, dropouts, has_modes
-from spear.audit.protocol import Check, Verdict
 from spear.audit.rehearsal import Rehearsal
+from spear.audit.verdicts import Check, Verdict
 from spear.report import Level, Remark
 
 # Where a neuron is off, its output gradient is zero; rounding makes no exceptions, other graphs do.
@@ -20,8 +20,8 @@ def untraceable(anatomy: Anatomy) -> Check:
         return Check()
     words = (
         f"{anatomy.untraced}. Layers were read in the order in which they are registered, which "
-        "may not be the order in which they are used: look at the table of layers, and name one "
-        "with layer=."
+        "may not be the order in which they are used: look at the table of layers, and name the "
+        "one to judge."
     )
     return Check((Remark(Level.NOTE, "not traceable", words),))
 

@@ -14,8 +14,6 @@ from spear.factors import batch_size_from
 
 # What people's wrappers and scripts put around parameter names.
 _PREFIXES = ("module.", "_orig_mod.", "_module.", "model.", "grad.", "grads.", "gradient.")
-SWAPPED = "are --weights and --update swapped?"
-SENT = "if clients send gradients, give them as --update"
 _TELLING = 8  # rows and columns from which on a low rank is no accident
 _FALL = 1e-3  # behind the last sample
 _SUFFIXES = (".grad", "_grad", ".gradient")
@@ -43,12 +41,12 @@ def matched(
 
 
 def in_order(
-    sent: Mapping[str, Tensor], names: list[str], fewer: list[str], path: Path
+    sent: Mapping[str, Tensor], names: list[str], others: list[str], path: Path
 ) -> Mapping[str, Tensor]:
     """A list of tensors by the names of what it is a list of."""
     if not positional(sent):
         return sent
-    for expected in (names, fewer):
+    for expected in (names, others):
         if len(sent) == len(expected):
             return dict(zip(expected, sent.values(), strict=True))
     raise InvalidFile(
@@ -58,7 +56,7 @@ def in_order(
 
 
 def like(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The tensors in the model's dtypes, checked: half precision on the way was noise enough."""
+    """The tensors, checked: of the model's shapes, and all of them numbers."""
     wrong = [name for name, tensor in tensors.items() if tensor.shape != own[name].shape]
     if wrong:
         more = f" (and {len(wrong) - 1} more differ)" if len(wrong) > 1 else ""
@@ -73,13 +71,10 @@ def like(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -
             f"{path}: {broken[0]!r} has NaN or infinite entries{more}: the client's training diverged, "
             "half precision overflowed, or the file is damaged"
         )
-    return {
-        name: tensor.to(own[name].dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in tensors.items()
-    }
+    return dict(tensors)
 
 
-def not_gradients(tensors: Mapping[str, Tensor], path: Path, hint: str) -> None:
+def not_gradients(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Raise where what is given as weights looks like gradients: of low rank."""
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or min(tensor.shape) < _TELLING or not tensor.is_floating_point():
@@ -90,7 +85,7 @@ def not_gradients(tensors: Mapping[str, Tensor], path: Path, hint: str) -> None:
         if rank and 2 * rank < len(s) and float(s[rank]) < _FALL * float(s[rank - 1]):
             raise InvalidFile(
                 f"{path}: expected weights, but {name!r} is a matrix of rank {rank}, as gradients of "
-                f"{rank} samples are: {hint}"
+                f"{rank} samples are: were weights and update swapped?"
             )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from spear.audit.outlook import Expectation, Outlook
-from spear.audit.protocol import Check, Protocol, Verdict
 from spear.audit.protocol_checks import NOTICED
-from spear.errors import MissingExtra
+from spear.audit.setting import Noise, Privacy
+from spear.audit.verdicts import Check, Verdict
 from spear.report import Level, Remark
+from spear.update import Protocol
 
 
 def noise(outlook: Outlook, protocol: Protocol) -> Check:
@@ -38,9 +39,14 @@ def noise(outlook: Outlook, protocol: Protocol) -> Check:
     return Check((Remark(level, _sources(protocol), words),), limit, because)
 
 
+def is_uneven(protocol: Protocol) -> bool:
+    """Does what is left out fall on some entries and not on others, so that it is no noise?"""
+    return protocol.pruned >= 0.02 or (protocol.bits is not None and protocol.bits <= 8)
+
+
 def coarse(protocol: Protocol) -> Check:
     """Pruning and coarse grids are no even noise: what they leave depends on the data."""
-    if not protocol.uneven:
+    if not is_uneven(protocol):
         return Check()
     if protocol.pruned >= 0.5:
         words = (
@@ -63,34 +69,31 @@ def coarse(protocol: Protocol) -> Check:
 def _sources(protocol: Protocol) -> str:
     """Where the noise comes from, as a remark's subject."""
     sources = []
-    if protocol.noise:
+    if protocol.sigma:
         sources.append("private noise")
-    if protocol.precision not in (None, "float32", "float64"):
-        sources.append(f"{protocol.precision}")
+    if protocol.precision not in ("float32", "float64"):
+        sources.append(protocol.precision)
     if protocol.pruned:
         sources.append("pruning")
-    if protocol.sends_weights:
+    if protocol.sends != "gradient":
         sources.append("digits lost in subtracting weights")
     return ", ".join(sources) or "noise"
 
 
-def privacy(protocol: Protocol) -> Check:
+def epsilon(noise: Noise, privacy: Privacy) -> Check:
     """The noise as epsilon, where Opacus is installed and the numbers are there."""
-    if protocol.noise_multiplier is None and protocol.sigma is not None and protocol.sigma > 0:
-        words = "Without clipping, noise gives no epsilon: give noise_multiplier and max_grad_norm."
-        return Check((Remark(Level.NOTE, "epsilon", words),))
-    if not protocol.noise_multiplier or not protocol.batch_size or not protocol.dataset_size:
+    if not noise.sigma:
         return Check()
-    try:
-        from spear.integrations.opacus.privacy import epsilon
-    except (ImportError, MissingExtra):
+    if noise.multiplier is None:
+        words = (
+            "No epsilon is stated: noise has one where the gradients of a known number of samples are "
+            "clipped one by one, or the whole update is."
+        )
+    elif noise.epsilon is None:
         words = "Stating epsilon takes Opacus: pip install 'spear-fl[opacus]'."
-        return Check((Remark(Level.NOTE, "epsilon", words),))
-    rate = protocol.batch_size / protocol.dataset_size
-    spent = epsilon([(protocol.noise_multiplier, rate, protocol.rounds)], protocol.delta)
-    words = (
-        f"A noise multiplier of {protocol.noise_multiplier:g} is epsilon = {spent:,.4g} at delta = "
-        f"{protocol.delta:g} for {protocol.rounds} steps of {protocol.batch_size} out of "
-        f"{protocol.dataset_size} samples (RDP accountant)."
-    )
+    else:
+        words = (
+            f"A noise multiplier of {noise.multiplier:.4g} is epsilon = {noise.epsilon:,.4g} by "
+            f"Opacus' RDP accountant, {privacy.words()}."
+        )
     return Check((Remark(Level.NOTE, "epsilon", words),))

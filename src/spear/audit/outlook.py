@@ -8,9 +8,9 @@ from enum import Enum
 
 import torch
 
-from spear.audit.protocol import Protocol
 from spear.audit.rehearsal import Rehearsal
 from spear.factors import Factors
+from spear.update import Protocol
 
 # Real batches spread wider than made-up ones: on CIFAR-10 and MNIST their loudest direction was up to
 # 1.8 times as loud and the faintest up to 2.3 times as faint. Recoveries began where the made-up
@@ -18,6 +18,7 @@ from spear.factors import Factors
 _LOUDER, _FAINTER = 2.0, 1.75
 _EXACT = 1e-3  # of an input's size: 60 dB
 _CLEAR = 0.1  # of an input's size: 20 dB; for pictures normalised by a quarter that is 32 dB PSNR
+_LR = 0.01  # of local training, where it is not known
 _FLOAT32 = 2.0**-24  # one rounding
 
 
@@ -75,11 +76,11 @@ def rehearsed(seen: Rehearsal, protocol: Protocol, weights: torch.Tensor) -> Out
 
     Args:
         seen: the made-up batch, of the samples of all clients that are aggregated.
-        protocol: what the clients do.
+        protocol: what the clients do, their noise as sigma.
         weights: of the layer (m, n): sent weights are rounded, which costs digits of their difference.
     """
     parts = [seen.entry * _FLOAT32, private_noise(protocol), seen.rounding(protocol)]
-    if protocol.sends_weights:
+    if protocol.sends != "gradient":
         parts.append(weight_rounding(weights, protocol))
     sigma = math.hypot(*parts)
     m, n = weights.shape
@@ -102,8 +103,14 @@ def observed(factors: Factors) -> Outlook:
 
 def private_noise(protocol: Protocol) -> float:
     """The clients' own noise on an entry of the aggregated mean gradient of one step."""
-    # Every client adds its own, as does every local step.
-    return protocol.noise / math.sqrt(protocol.clients * protocol.steps)
+    return (protocol.sigma or 0.0) / travelled(protocol) / math.sqrt(protocol.clients)
+
+
+def travelled(protocol: Protocol) -> float:
+    """What is sent, in units of a step's mean gradient: 1, or the sum of the learning rates."""
+    if protocol.sends == "gradient":
+        return 1.0
+    return (_LR if protocol.lr is None else protocol.rate) * (protocol.steps or 1)
 
 
 def weight_rounding(weights: torch.Tensor, protocol: Protocol) -> float:
@@ -113,11 +120,11 @@ def weight_rounding(weights: torch.Tensor, protocol: Protocol) -> float:
     length over the root of 12. Every local step rounds once, and adds lr times a gradient.
     """
     eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52}
-    spacing = eps.get(protocol.precision or "float32", 2.0**-23)
-    steps = protocol.steps
+    sent = protocol.precision if protocol.sends == "weights" else "float32"
+    spacing, steps = eps.get(sent, 2.0**-23), protocol.steps or 1
     floor = torch.exp2(torch.floor(torch.log2(weights.detach().double().abs().clamp_min(1e-30))))
     entry = spacing * float(floor.square().mean().sqrt()) / math.sqrt(12)
-    return entry * math.sqrt(steps) / ((protocol.lr or 0.01) * steps) / math.sqrt(protocol.clients)
+    return entry * math.sqrt(steps) / travelled(protocol) / math.sqrt(protocol.clients)
 
 
 def _judge(

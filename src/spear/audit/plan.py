@@ -13,8 +13,7 @@ from typing import Any
 from spear.audit import utility
 from spear.audit.grid import DEFAULT, Grid
 from spear.audit.leakage import Leakage
-from spear.audit.sending import resolved
-from spear.audit.setting import Noise, Privacy, Setting, noise_of
+from spear.audit.setting import FIELDS, Noise, Privacy, Setting, noise_of, resolved
 from spear.audit.subject import Subject
 from spear.audit.utility import Training
 from spear.errors import InvalidOption
@@ -23,7 +22,6 @@ from spear.trials import Row, RowFile, Trial
 from spear.update import observe
 
 LEAKAGE, UTILITY = "leakage", "utility"
-FIELDS = {f.name: f.default for f in dataclasses.fields(Setting)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +49,9 @@ class Sweep:
     def __post_init__(self) -> None:
         if self.repeats < 1 or not self.max_seconds > 0:
             raise InvalidOption(
-                f"expected repeats >= 1 and max_seconds > 0, got {self.repeats}, {self.max_seconds}"
+                f"expected {{repeats}} >= 1 and {{max_seconds}} > 0, got {self.repeats}, "
+                f"{self.max_seconds}",
+                arguments=("repeats", "max_seconds"),
             )
 
     def check(self) -> None:
@@ -61,8 +61,7 @@ class Sweep:
             fitted = self.subject.fitted(model)
             x, y = fitted.inputs[:2], fitted.targets[:2]
             observe(model, fedsgd(model, x, y, fitted.loss))
-        most = max(self.grid.settings, key=lambda setting: setting.samples)
-        fitted.draw(most.samples, 0)
+        fitted.draw(max(setting.total for setting in self.grid.settings), 0)
 
     @cached_property
     def noises(self) -> Mapping[Setting, Noise]:
@@ -125,7 +124,7 @@ class Sweep:
             subject.loss,
             subject.trained_steps,
         ]
-        parts += [subject.lr] if trained else []
+        parts += [subject.server_lr] if trained else []
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     @cached_property

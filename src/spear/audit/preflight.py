@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -10,17 +12,20 @@ from torch import nn
 from spear.audit import model_checks, noise_checks, protocol_checks
 from spear.audit.anatomy import Anatomy, LayerView, examine
 from spear.audit.conclusion import Predictions, Preflight, headline, ordered
-from spear.audit.outlook import Outlook, observed, rehearsed
-from spear.audit.protocol import Check, Clipping, Protocol, Verdict, worst_of
+from spear.audit.outlook import Outlook, observed, rehearsed, travelled
 from spear.audit.rehearsal import Rehearsal, rehearse
+from spear.audit.setting import Privacy, noise_of, resolved
+from spear.audit.verdicts import Check, Verdict, worst_of
 from spear.errors import InvalidOption
 from spear.factors import factorise
 from spear.layers import LayerReport
 from spear.report import Level, Remark
-from spear.update import LayerUpdate
+from spear.update import LayerUpdate, Protocol
+from spear.update.protocol import Clipping
 
-__all__ = ["Predictions", "Preflight", "Verdict", "preflight"]
+__all__ = ["Predictions", "Preflight", "Verdict", "judge", "preflight"]
 
+_T = TypeVar("_T", Protocol, Privacy)
 _GUESSED_BATCH = 4  # of a rehearsal, where no batch size is known
 
 
@@ -30,21 +35,29 @@ def preflight(
     update: LayerUpdate | None = None,
     layer: str | None = None,
     input_shape: tuple[int, ...] | None = None,
-    batch_size: int | None = None,
+    samples: int | None = None,
     lr: float | None = None,
     epochs: int | None = None,
+    local_steps: int | None = None,
     local_batch_size: int | None = None,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    proximal: float = 0.0,
     optimizer: str = "sgd",
-    noise_multiplier: float | None = None,
-    max_grad_norm: float | None = None,
+    clip: float | None = None,
+    clipping: Clipping | None = None,
     sigma: float | None = None,
-    clipping: Clipping = "flat",
-    precision: str | torch.dtype | None = None,
+    noise_multiplier: float | None = None,
+    epsilon: float | None = None,
+    precision: str | torch.dtype = "float32",
     pruned: float = 0.0,
     clients: int = 1,
+    delta: float = Privacy.delta,
     dataset_size: int | None = None,
-    rounds: int = 1,
-    delta: float = 1e-5,
+    steps: int = Privacy.steps,
+    protocol: Protocol | None = None,
+    privacy: Privacy | None = None,
 ) -> Preflight:
     """Say whether a model and a protocol are exposed, before any attack.
 
@@ -53,48 +66,93 @@ def preflight(
         update: one update, if there is one: batch size, spectrum and noise are then read off it.
         layer: judge this layer; without it, the one an attack would choose.
         input_shape: of one input, for the rehearsal on made-up inputs; guessed unless given.
-        batch_size: and all the others describe what clients do; see `Protocol`.
+        samples: and the following say what clients do; see `Protocol`. Whoever trains locally is taken
+            to send weights.
+        delta: and dataset_size and steps say what epsilon is counted for; see `Privacy`.
+        protocol: what clients do in one object instead, and
+        privacy: what epsilon is counted for.
 
     >>> from spear.federated import mlp
-    >>> seen = preflight(mlp(3072, 10, width=200, seed=0), batch_size=20)
+    >>> seen = preflight(mlp(3072, 10, width=200, seed=0), samples=20)
     >>> seen.verdict.name
     'EXPOSED'
     >>> print(seen.headline)
     Exposed: a batch of 20 is expected to come back exactly from layer '0' (3072 → 200).
     """
-    protocol = Protocol(
-        batch_size,
-        lr,
-        epochs,
-        local_batch_size,
-        optimizer,
-        noise_multiplier,
-        max_grad_norm,
-        sigma,
-        clipping,
-        str(precision).removeprefix("torch.") if precision is not None else None,
-        pruned,
-        clients,
-        dataset_size,
-        rounds,
-        delta,
+    words = {
+        "samples": samples,
+        "lr": lr,
+        "epochs": epochs,
+        "local_steps": local_steps,
+        "local_batch_size": local_batch_size,
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "weight_decay": weight_decay,
+        "proximal": proximal,
+        "optimizer": optimizer,
+        "clip": clip,
+        "clipping": clipping,
+        "sigma": sigma,
+        "noise_multiplier": noise_multiplier,
+        "epsilon": epsilon,
+        "precision": str(precision).removeprefix("torch."),
+        "pruned": pruned,
+        "clients": clients,
+    }
+    counted = {"delta": delta, "dataset_size": dataset_size, "steps": steps}
+    return judge(
+        model,
+        _told(words, protocol, update),
+        Privacy(**counted) if privacy is None else _alone("privacy", privacy, counted),  # type: ignore[arg-type]
+        update=update,
+        layer=layer,
+        input_shape=input_shape,
     )
+
+
+def _told(
+    words: Mapping[str, Any], protocol: Protocol | None, update: LayerUpdate | None
+) -> Protocol:
+    """What is known of the clients: the words before what the update says of itself."""
+    if protocol is not None:
+        return _alone("protocol", protocol, words)
+    if update is None:
+        return Protocol.of(**words)
+    said = {name: value for name, value in words.items() if value != getattr(Protocol, name)}
+    return replace(update.protocol, **said)
+
+
+def _alone(name: str, told: _T, words: Mapping[str, Any]) -> _T:
+    """What was told in one object; raises if some of it was told beside it."""
+    said = [word for word, value in words.items() if value != getattr(type(told), word)]
+    if said:
+        raise InvalidOption(
+            f"{{{said[0]}}} is part of {{{name}}}: give one of them", arguments=(said[0], name)
+        )
+    return told
+
+
+def judge(
+    model: nn.Module | None,
+    protocol: Protocol,
+    privacy: Privacy,
+    *,
+    update: LayerUpdate | None = None,
+    layer: str | None = None,
+    input_shape: tuple[int, ...] | None = None,
+) -> Preflight:
+    """The preflight of a protocol that was told in one object."""
     if model is None and update is None:
         raise InvalidOption("expected a model or an update to judge, got neither")
+    noise = noise_of(protocol, privacy)
+    protocol = resolved(protocol, noise.sigma)
     anatomy = _given_layer(update) if model is None or _foreign(update) else examine(model)
     samples, checks = _samples(protocol, update)
     if model is not None and anatomy.untraced and anatomy.chosen is None:
         anatomy = _discovered(model, anatomy, input_shape)
     chosen = _choose(anatomy, layer or (update.layer if update else None), samples)
-    checks += [
-        model_checks.untraceable(anatomy),
-        protocol_checks.optimiser(protocol),
-        protocol_checks.clipping(protocol),
-        Check() if update is not None else noise_checks.coarse(protocol),
-        protocol_checks.local_training(protocol),
-        protocol_checks.aggregation(protocol),
-        noise_checks.privacy(protocol),
-    ]
+    checks += [model_checks.untraceable(anatomy), *_protocol_checks(protocol, update)]
+    checks.append(noise_checks.epsilon(noise, privacy))
     if model is not None:
         checks += [model_checks.modes(model), model_checks.embeddings(model)]
     predictions, rows = Predictions(), samples
@@ -116,6 +174,16 @@ def preflight(
         samples,
         predictions,
     )
+
+
+def _protocol_checks(protocol: Protocol, update: LayerUpdate | None) -> list[Check]:
+    return [
+        protocol_checks.optimiser(protocol),
+        protocol_checks.clipping(protocol),
+        Check() if update is not None else noise_checks.coarse(protocol),
+        protocol_checks.local_training(protocol),
+        protocol_checks.aggregation(protocol),
+    ]
 
 
 def _foreign(update: LayerUpdate | None) -> bool:
@@ -202,16 +270,21 @@ class _Case:
             return "no model was given"
         if self.too_many:
             return "the batch is too large for the layer"
-        norm = self.protocol.max_grad_norm if self.update is None else None
+        clip = self.protocol.clip if self.update is None else None
+        whole = self.protocol.clips == "global"
+        if clip is not None and whole:
+            clip /= travelled(self.protocol)
         batch = self.samples or _GUESSED_BATCH
-        return rehearse(self.model, self.layer.name, batch, shape=self.shape, max_grad_norm=norm)
+        return rehearse(
+            self.model, self.layer.name, batch, shape=self.shape, clip=clip, whole=whole
+        )
 
     def outlook(self, seen: Rehearsal | str) -> Outlook | None:
         if self.update is not None:
             return observed(factorise(self.update))
         if isinstance(seen, str) or self.samples is None or self.model is None:
             return None
-        if self.protocol.uneven:
+        if noise_checks.is_uneven(self.protocol):
             return None
         weight = self.model.get_submodule(self.layer.name).weight
         assert isinstance(weight, torch.Tensor)
@@ -243,7 +316,7 @@ def _attackable(case: _Case) -> tuple[list[Check], Predictions, int | None]:
         behind = None if isinstance(seen, str) else seen
         checks.append(model_checks.behind_the_layer(case.model, layer, behind))
     checks.append(protocol_checks.size(layer, rows, protocol))
-    if protocol.optimizer.lower() != "sgd":  # nothing below holds for what it sends
+    if not protocol.is_sgd:  # nothing below holds for what it sends
         return checks, Predictions(), rows
     outlook = case.outlook(seen)
     if outlook is not None:
@@ -266,5 +339,4 @@ def _assumed(seen: Rehearsal) -> Check:
 
 def _blind(protocol: Protocol) -> Verdict:
     """Without a spectrum nothing can be said of noise."""
-    coarse = protocol.precision not in (None, "float32", "float64")
-    return Verdict.UNKNOWN if protocol.noise or protocol.pruned or coarse else Verdict.EXPOSED
+    return Verdict.UNKNOWN if protocol.sigma or protocol.coarse else Verdict.EXPOSED

@@ -8,8 +8,10 @@ from spear import theory
 from spear.audit.anatomy import LayerView
 from spear.audit.measured import Measured, nearest
 from spear.audit.outlook import Outlook
-from spear.audit.protocol import ENTRYWISE, Check, Protocol, Verdict
+from spear.audit.verdicts import Check, Verdict
 from spear.report import Level, Remark
+from spear.update import Protocol
+from spear.update.protocol import ENTRYWISE
 
 # The engine is at home up to b = m / 5 (normalised inputs), m / 6 for pixels in [0, 1].
 HOME, HOME_RAW = 5, 6
@@ -134,15 +136,14 @@ def predict(layer: LayerView, rows: int) -> tuple[Theory, tuple[Measured, ...]] 
 
 def optimiser(protocol: Protocol) -> Check:
     """Only SGD leaves a low-rank update."""
-    name = protocol.optimizer.lower()
-    if name == "sgd":
+    if protocol.is_sgd:
         return Check()
-    if name in ENTRYWISE:
+    if protocol.optimizer.lower() in ENTRYWISE:
         words = (
             f"Clients that send weights after steps of {protocol.optimizer} send an update in "
             "which every entry was scaled on its own: it has no low rank, and SPEAR has nothing "
-            "to factorise. If the gradient itself is sent and only the server uses it, check with "
-            "optimizer='sgd'."
+            "to factorise. If the gradient itself is sent and only the server uses it, check with the "
+            "optimiser sgd."
         )
         remark = Remark(Level.PROTECTED, "optimiser", words)
         return Check((remark,), Verdict.NOT_EXPOSED, f"{protocol.optimizer} leaves no low rank")
@@ -156,11 +157,12 @@ def optimiser(protocol: Protocol) -> Check:
 
 def local_training(protocol: Protocol) -> Check:
     """FedAvg: the difference of weights is a sum of gradients."""
-    if not protocol.sends_weights or protocol.optimizer.lower() != "sgd":
+    if protocol.sends == "gradient" or not protocol.is_sgd:
         return Check()
-    steps, plural = protocol.steps, "s" if protocol.steps > 1 else ""
+    steps = protocol.steps
+    count = "steps" if steps is None else f"{steps} step{'s' * (steps > 1)}"
     words = (
-        f"Training locally ({steps} step{plural} of SGD) hides nothing by itself: the change of "
+        f"Training locally ({count} of SGD) hides nothing by itself: the change of "
         "the weights is the sum of the steps' gradients, with the same samples in it. Momentum, "
         "weight decay and FedProx change nothing either."
     )
@@ -171,7 +173,7 @@ def local_training(protocol: Protocol) -> Check:
             "but are never certified."
         )
         remarks.append(Remark(Level.NOTE, "mini-batches", words))
-    if steps > _MEASURED_STEPS:
+    if steps is not None and steps > _MEASURED_STEPS:
         words = (
             f"More than {_MEASURED_STEPS} local steps were hardly measured: neurons change sides "
             "on the way, which blurs the zeros."
@@ -185,7 +187,7 @@ def local_training(protocol: Protocol) -> Check:
 
 def clipping(protocol: Protocol) -> Check:
     """A factor for a sample is harmless; a factor for each of its parameters is not quite."""
-    if protocol.clipping == "per_layer":
+    if protocol.clips == "per-layer":
         words = (
             "Per-layer clipping gives weight and bias factors of their own, so the bias gradient "
             "no longer tells a sample's scale: samples come back right but for one factor each, "
@@ -193,11 +195,12 @@ def clipping(protocol: Protocol) -> Check:
         )
         remark = Remark(Level.PROTECTED, "per-layer clipping", words)
         return Check((remark,), Verdict.PARTLY, "samples come back but for a factor each")
-    if protocol.max_grad_norm is None:
+    if protocol.clips is None:
         return Check()
+    what = "the whole update" if protocol.clips == "global" else "all of a sample's gradients"
     words = (
-        "Clipping alone protects nobody: it multiplies all of a sample's gradients with one "
-        "factor, which the attack does not notice."
+        f"Clipping alone protects nobody: it multiplies {what} with one factor, which the attack does "
+        "not notice."
     )
     return Check((Remark(Level.EXPOSED, "clipping", words),))
 

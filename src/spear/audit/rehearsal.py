@@ -9,15 +9,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from spear.audit.protocol import Protocol
 from spear.errors import InvalidOption
 from spear.federated import clipping_factors, defences
+from spear.update import Protocol
 
 _SIDES = (32, 28, 64, 224, 96)  # of pictures that a convolution is tried with
 _TOKENS = 16  # a sentence's length, where a model reads words
@@ -86,25 +86,25 @@ class Rehearsal:
 
     def rounding(self, protocol: Protocol) -> float:
         """Noise on an entry that half precision, a grid or pruning leave."""
-        coarse = protocol.precision not in (None, "float32", "float64")
-        if not coarse and not protocol.pruned:
+        if not protocol.coarse:
             return 0.0
         exact = {"": (self.output_gradients @ self.inputs).float()}  # (m, n)
         sent = defences.prune(exact, protocol.pruned) if protocol.pruned else exact
         if protocol.bits is not None:
             sent = defences.quantise(sent, protocol.bits)
-        elif coarse:
-            sent = defences.half(sent, getattr(torch, str(protocol.precision)))
+        elif protocol.precision in ("float16", "bfloat16"):
+            sent = defences.half(sent, getattr(torch, protocol.precision))
         return float((sent[""] - exact[""]).double().square().mean().sqrt())
 
 
 def rehearse(
     model: nn.Module,
     layer: str,
-    batch_size: int,
+    samples: int,
     *,
     shape: tuple[int, ...] | None = None,
-    max_grad_norm: float | None = None,
+    clip: float | None = None,
+    whole: bool = False,
     seed: int = 0,
 ) -> Rehearsal | str:
     """The layer's gradient for standard normal inputs and random labels; or why there is none.
@@ -112,9 +112,10 @@ def rehearse(
     Args:
         model: as the client trains it, in train or eval mode; it stays as it is.
         layer: the name of a linear layer.
-        batch_size: of the made-up batch.
+        samples: of the made-up batch.
         shape: of one input; without it the usual ones are tried.
-        max_grad_norm: clip every sample's gradient to this norm, as DP-SGD does.
+        clip: clip every sample's gradient to this norm, as DP-SGD does; or
+        whole: the gradient of all of them.
         seed: of inputs, labels and dropout.
 
     >>> net = nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 3))
@@ -129,9 +130,10 @@ def rehearse(
     for candidate in [shape] if shape is not None else _shapes(working, layer):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            inputs = _inputs(working, batch_size, candidate)
+            inputs = _inputs(working, samples, candidate)
             try:
-                return _run(working, layer, inputs, max_grad_norm, given=shape is not None)
+                seen = _run(working, layer, inputs, clip, whole)
+                return replace(seen, given=shape is not None)
             except Exception as error:  # the user's forward may raise anything
                 complaint = complaint or f"{type(error).__name__}: {str(error)[:120]}"
     if shape is not None:
@@ -143,7 +145,7 @@ def rehearse(
 
 
 def _run(
-    model: nn.Module, layer: str, inputs: Tensor, max_grad_norm: float | None, *, given: bool
+    model: nn.Module, layer: str, inputs: Tensor, clip: float | None, whole: bool
 ) -> Rehearsal:
     seen: list[tuple[Tensor, Tensor]] = []
     module = model.get_submodule(layer)
@@ -154,15 +156,21 @@ def _run(
         handle.remove()
     targets = _targets(outputs)
     (x, z) = seen[0]
-    (gradient,) = torch.autograd.grad(_loss(outputs, targets), z)
+    trained = [p for p in model.parameters() if p.requires_grad] if clip and whole else []
+    gradient, *others = torch.autograd.grad(
+        _loss(outputs, targets), [z, *trained], allow_unused=True
+    )
     D = gradient.detach().flatten(0, -2).T.double()  # (m, rows)
-    if max_grad_norm is not None and D.shape[1] == len(inputs):
-        D = D * clipping_factors(model, inputs, targets, max_grad_norm, _loss).double()
+    if clip is not None and whole:
+        norm = math.hypot(*(float(other.norm()) for other in others if other is not None))
+        D = D * min(1.0, clip / norm) if norm else D
+    elif clip is not None and D.shape[1] == len(inputs):
+        D = D * clipping_factors(model, inputs, targets, clip, _loss).double()
     if not bool(D.isfinite().all() and x.isfinite().all()):
         raise ValueError("its gradient overflows, or its weights are no numbers")
     return Rehearsal(
         tuple(inputs.shape[1:]),
-        given,
+        False,
         x.detach().flatten(0, -2).double(),
         D,
         z.detach().flatten(0, -2).T.double(),
@@ -191,14 +199,14 @@ def _shapes(model: nn.Module, layer: str) -> Iterator[tuple[int, ...]]:
             yield (channels, side, side)
 
 
-def _inputs(model: nn.Module, batch_size: int, shape: tuple[int, ...]) -> Tensor:
+def _inputs(model: nn.Module, samples: int, shape: tuple[int, ...]) -> Tensor:
     parameter = next(model.parameters())
     words = next(
         (m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))), None
     )
     if words is not None:
-        return torch.randint(words.num_embeddings, (batch_size, *shape)).to(parameter.device)
-    return torch.randn(batch_size, *shape).to(parameter)
+        return torch.randint(words.num_embeddings, (samples, *shape)).to(parameter.device)
+    return torch.randn(samples, *shape).to(parameter)
 
 
 def _tensor(outputs: object) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spear.audit.setting import Setting, precision
+from spear.audit.setting import Setting
 from spear.errors import InvalidOption
 from spear.federated import defences, fedavg, fedsgd
 from spear.update import LayerUpdate, observe
@@ -36,19 +35,17 @@ class Sent:
     def view(self, model: nn.Module) -> LayerUpdate:
         """The attackable layer as the server sees it."""
         s = self.setting
-        if s.epochs is None:
+        if s.sends == "gradient":
             return observe(model, self.update)
-        return observe(
-            model,
-            after=self.after(model),
-            lr=s.lr,
-            epochs=s.epochs,
-            batch_size=s.local_batch_size,
-        )
+        told: dict[str, Any] = {"lr": s.lr, "epochs": s.epochs}
+        told["local_batch_size"] = s.local_batch_size
+        if s.sends == "difference":
+            return observe(model, difference=self.update, **told)
+        return observe(model, after=self.after(model), **told)
 
     def apply(self, model: nn.Module, lr: float) -> None:
         """The server's step: the model moves on, in place."""
-        rate = 1.0 if self.setting.epochs is not None else -lr
+        rate = -lr if self.setting.sends == "gradient" else 1.0
         with torch.no_grad():
             for name, parameter in _trained(model):
                 parameter.add_(self.update[name], alpha=rate)
@@ -75,7 +72,7 @@ def send(
         generator: of noise and shuffling.
     """
     if setting.noise_multiplier is not None or setting.epsilon is not None:
-        raise InvalidOption("expected the noise as sigma: see spear.audit.sending.resolved")
+        raise InvalidOption("expected the noise as sigma: see spear.audit.setting.resolved")
     clients = [_client(model, batch, setting, loss, generator) for batch in batches]
     update = defences.secure_aggregation([update for update, _ in clients])
     return Sent(setting, update, clients[0][1])
@@ -91,13 +88,13 @@ def _client(
     """One client's update and its buffers: first clipped, then noised, then made smaller."""
     inputs, targets = batch
     buffers: dict[str, Tensor] = {}
-    if setting.epochs is not None:
-        assert setting.lr is not None
+    if setting.sends != "gradient":
+        assert setting.epochs is not None
         after = fedavg(
             model,
             inputs,
             targets,
-            lr=setting.lr,
+            lr=setting.rate,
             epochs=setting.epochs,
             batch_size=setting.local_batch_size,
             loss=loss,
@@ -119,22 +116,22 @@ def _client(
             loss=loss,
             generator=generator,
         )
-        return _compressed(dict(private.gradients), setting.precision), buffers
+        return _compressed(dict(private.gradients), setting), buffers
     else:
         update = fedsgd(model, inputs, targets, loss)
     if setting.sigma:
         update = defences.add_noise(update, setting.sigma, generator)
-    return _compressed(update, setting.precision), buffers
+    return _compressed(update, setting), buffers
 
 
-def _compressed(update: dict[str, Tensor], wanted: str) -> dict[str, Tensor]:
-    kind, number = precision(wanted)
-    if kind == "prune":
-        return defences.prune(update, number)
-    if kind == "quantise":
-        return defences.quantise(update, int(number))
-    if kind in ("float16", "bfloat16"):
-        return defences.half(update, getattr(torch, kind))
+def _compressed(update: dict[str, Tensor], setting: Setting) -> dict[str, Tensor]:
+    """Pruned and rounded, as far as the setting says."""
+    if setting.pruned:
+        update = defences.prune(update, setting.pruned)
+    if setting.bits is not None:
+        return defences.quantise(update, setting.bits)
+    if setting.precision in ("float16", "bfloat16"):
+        return defences.half(update, getattr(torch, setting.precision))
     return update
 
 
@@ -144,12 +141,5 @@ def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def split(inputs: Tensor, targets: Tensor, setting: Setting) -> list[Batch]:
     """The samples of all clients, each with its own."""
-    edges = range(0, len(inputs), setting.batch_size)
-    return [
-        (inputs[i : i + setting.batch_size], targets[i : i + setting.batch_size]) for i in edges
-    ]
-
-
-def resolved(setting: Setting, sigma: float) -> Setting:
-    """The same with its noise as sigma: what is computed depends on that alone."""
-    return dataclasses.replace(setting, sigma=sigma or None, noise_multiplier=None, epsilon=None)
+    b = setting.samples
+    return [(inputs[i : i + b], targets[i : i + b]) for i in range(0, len(inputs), b)]

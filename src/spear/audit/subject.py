@@ -36,7 +36,7 @@ class Subject:
         look: how samples are shown as pictures.
         root: folder of the known datasets.
         trained_steps: the model is attacked after so many steps of training.
-        lr: of that training, and of the server where utility is measured.
+        server_lr: of that training, and of the server where utility is measured.
     """
 
     model: str | Factory | None = None
@@ -45,12 +45,14 @@ class Subject:
     look: Look | None = None
     root: Path | None = None
     trained_steps: int = 0
-    lr: float = 0.05
+    server_lr: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.trained_steps < 0 or not self.lr > 0:
+        if self.trained_steps < 0 or not self.server_lr > 0:
             raise InvalidOption(
-                f"expected trained_steps >= 0 and lr > 0, got {self.trained_steps} and {self.lr}"
+                "expected {trained_steps} >= 0 and {server_lr} > 0, got "
+                f"{self.trained_steps} and {self.server_lr}",
+                arguments=("trained_steps", "server_lr"),
             )
 
     def samples(self) -> PrivateData:
@@ -103,7 +105,7 @@ class Subject:
             fitted.inputs,
             fitted.targets,
             steps=self.trained_steps,
-            lr=self.lr,
+            lr=self.server_lr,
             loss=fitted.loss,
             generator=torch.Generator().manual_seed(seed),
         )

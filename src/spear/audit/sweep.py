@@ -14,10 +14,9 @@ import torch
 from spear.audit import leak_trial, utility
 from spear.audit.grid import Grid, default_lists
 from spear.audit.leakage import Leakage
-from spear.audit.plan import FIELDS, UTILITY, Sweep
+from spear.audit.plan import UTILITY, Sweep
 from spear.audit.private_data import PrivateData
-from spear.audit.sending import resolved
-from spear.audit.setting import Privacy, Setting
+from spear.audit.setting import FIELDS, Privacy, Setting, resolved
 from spear.audit.subject import Factory, Subject
 from spear.audit.utility import Training
 from spear.directions import Progress
@@ -125,7 +124,7 @@ def sweep(
         data: a file, a dataset's name, "package.module:function", or (inputs, labels); photos unless
             given.
         out: folder of the rows: the same call goes on where it was stopped.
-        lists: values by the names of `Setting`, say {"batch_size": [8, 32], "clip": [None, 1.0]}.
+        lists: values by the names of `Setting`, say {"samples": [8, 32], "clip": [None, 1.0]}.
         cross: all combinations of them, instead of one thing at a time around the first values.
         repeats: private batches at each setting.
         seed: of the first.
@@ -134,7 +133,7 @@ def sweep(
         training: how utility is measured; `Training(rounds=0)` leaves it out.
         workers: processes; one per core unless given. 0 runs everything here, as in a notebook.
         on_step: called with a `Step` as trials go on.
-        subject: of `Subject`: loss, look, root, trained_steps, lr.
+        subject: of `Subject`: loss, look, root, trained_steps, server_lr.
     """
     from spear.audit import examples, sweep_report
 

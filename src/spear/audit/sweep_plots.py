@@ -17,6 +17,7 @@ from spear.audit.setting import Setting
 from spear.metrics import EXACT_DB
 from spear.paper.plots import BLUE, GREEN, GREY, ORANGE, figure, look
 from spear.report import Drawing
+from spear.update.protocol import NOISE_UNITS
 
 _SHOWN_DB = 120.0  # beyond that all recoveries are alike: rounding
 _APART = 0.012  # of the axis
@@ -200,7 +201,7 @@ def _map(sweep: Sweep, found: Sequence[Leakage]) -> Drawing:
 
 def _both(one: Leakage, two: Leakage, across: Axis) -> Setting:
     """The first setting with the second's value of an axis."""
-    names = {"noise": ("sigma", "noise_multiplier", "epsilon", "clip"), "epochs": ("epochs", "lr")}
+    names = {"noise": (*NOISE_UNITS, "clip"), "epochs": ("sends", "epochs", "lr")}
     fields = names.get(across.name, (across.name,))
     return dataclasses.replace(one.setting, **{f: getattr(two.setting, f) for f in fields})
 

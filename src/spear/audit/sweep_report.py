@@ -203,22 +203,14 @@ def _unlearnt(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
     words = (
         f"Without any defence the model reached {100 * max(plain):.0f} %, and guessing the commonest "
         f"class gives {100 * guessing:.0f} %: it did not learn, and costs say nothing. Give more "
-        "--rounds, or another --server-lr."
+        "--training-rounds, or another --server-lr."
     )
     return [Remark(Level.NOTE, "training", words)]
 
 
 def _counted_for(sweep: Sweep) -> str:
-    privacy = sweep.privacy
-    size = (
-        "the batch is all of a client's data"
-        if privacy.dataset_size is None
-        else f"batches are drawn from {privacy.dataset_size:,} samples"
-    )
-    several = f"{privacy.steps:,} updates" if privacy.steps > 1 else "one update"
     return (
-        f"By Opacus' RDP accountant for {several} of a client at delta = {privacy.delta:g}, where "
-        f"{size}. "
+        f"By Opacus' RDP accountant {sweep.privacy.words()}. "
         "FedSGD: per sample (DP-SGD); FedAvg: for the client's whole update. A run of more updates has "
         "a larger one. Noise is each client's own, before aggregation."
     )

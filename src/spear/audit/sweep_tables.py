@@ -73,19 +73,21 @@ def settings_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
         "noise multiplier z",
         "ε",
         "precision",
+        "pruned",
         "clients",
     )
     rows: list[tuple[Cell, ...]] = [
         (
             name(leakage, sweep.grid.base),
-            leakage.setting.batch_size,
+            leakage.setting.samples,
             leakage.setting.width,
-            leakage.setting.protocol,
+            leakage.setting.training,
             leakage.setting.clip,
             leakage.noise.sigma and float(f"{leakage.noise.sigma:.4g}"),
             leakage.noise.multiplier and float(f"{leakage.noise.multiplier:.4g}"),
             leakage.noise.epsilon and float(f"{leakage.noise.epsilon:.4g}"),
             leakage.setting.precision,
+            leakage.setting.pruned,
             leakage.setting.clients,
         )
         for leakage in found

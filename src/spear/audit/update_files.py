@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spear.audit.from_weights import linear_layers, plain_mlp
 from spear.audit.loading import build_model, load_object
-from spear.audit.naming import SENT, SWAPPED, in_order, like, matched, named, not_gradients
+from spear.audit.naming import in_order, like, matched, named, not_gradients
 from spear.audit.tensors import positional, read_tensors
 from spear.audit.truth import compare, read_batch
-from spear.errors import InvalidFile, InvalidOption
+from spear.errors import InvalidFile, InvalidOption, NothingToAttack
 from spear.inversion import invert
 from spear.judge import Proof
 from spear.metrics import EXACT_DB
 from spear.report import Finding, Look, Report
-from spear.update import LayerUpdate, observe
+from spear.update import LayerUpdate, Protocol, observe
+from spear.update.plain_mlp import plain_mlp
+from spear.update.protocol import UNTOLD, Sends
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross-entropy": nn.CrossEntropyLoss(),
@@ -53,76 +55,82 @@ class UpdateFiles:
 
     Args:
         weights: the weights the client was sent.
-        update: FedSGD: its gradients.
-        after: FedAvg instead: the weights it sent back; `training` holds `lr` and what else
-            `spear.observe` takes: epochs, batch_size, momentum, weight_decay, proximal, optimizer.
+        update: FedSGD: its gradients; or
+        after: FedAvg: the weights it sent back; or
+        difference: these minus those it was sent.
+        protocol: how the update came to be, as far as it is known; what is sent follows from the file.
         model: "package.module:factory"; without it a plain MLP is recognised from its weights.
         layer: the layer to attack; chosen unless given.
         loss: "cross-entropy", "bce", "mse", or "package.module:function".
-        samples: how many samples the update was computed from, if that is known.
     """
 
     weights: Path | None = None
     update: Path | None = None
     after: Path | None = None
-    training: Mapping[str, Any] = field(default_factory=dict)
+    difference: Path | None = None
+    protocol: Protocol = UNTOLD
     model: str | None = None
     layer: str | None = None
     loss: str | None = None
-    samples: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.update is None) == (self.after is None):
-            got = "both" if self.update else "neither"
+        forms = ("update", "after", "difference")
+        given = [f"{{{form}}}" for form in forms if getattr(self, form) is not None]
+        if len(given) != 1:
             raise InvalidOption(
-                "expected either gradients (--update) or the weights after local training (--after), "
-                f"got {got}"
+                "expected either gradients ({update}), the weights after local training ({after}) or "
+                f"their difference ({{difference}}), got {' and '.join(given) or 'neither'}",
+                arguments=forms,
             )
         if self.weights is None and self.model is None:
             raise InvalidOption(
-                "expected the weights the client was sent (--weights), or a model that has them "
-                "(--model), got neither"
-            )
-        if self.after is not None and self.training.get("lr") is None:
-            raise InvalidOption(
-                "expected the clients' learning rate (--lr) with the weights they sent back (--after)"
+                "expected the weights the client was sent ({weights}), or a model that has them "
+                "({model}), got neither",
+                arguments=("weights", "model"),
             )
 
+    @property
+    def sends(self) -> Sends:
+        sent: Sends = "weights" if self.after is not None else "difference"
+        return "gradient" if self.update is not None else sent
 
-@dataclass(frozen=True, eq=False)
-class Observed:
-    """What the files show: the layer, the model if there is one, and what had to be assumed."""
-
-    view: LayerUpdate
-    model: nn.Module | None
-    guessed: bool  # was the model recognised from its weights, not given?
-    notes: tuple[str, ...]
+    @property
+    def path(self) -> Path:
+        """Of what was sent."""
+        path = self.update or self.after or self.difference
+        assert path is not None
+        return path
 
 
-def observe_files(files: UpdateFiles) -> Observed:
+def observe_files(files: UpdateFiles) -> LayerUpdate:
     """Read the files and pick the layer."""
+    told = dataclasses.replace(files.protocol, sends=files.sends)
     weights = read_tensors(files.weights) if files.weights else None
-    path = files.update or files.after
-    assert path is not None
-    sent = read_tensors(path)
+    sent = read_tensors(files.path)
+    model: nn.Module | Mapping[str, Tensor]
+    notes: tuple[str, ...] = ()
     if files.model is not None:
         model = build_model(files.model)
         notes = _filled(model, weights, files)
-        return Observed(_view(files, model, sent, path), model, False, notes)
-    assert weights is not None
-    weights, sent = named(weights, sent)
-    recognised = plain_mlp(weights)
-    if isinstance(recognised, str):
-        return _one_layer(files, weights, sent, path, recognised)
-    sizes = " -> ".join(
-        str(n)
-        for n in (linear_layers(weights)[0].inputs, *(w.outputs for w in linear_layers(weights)))
-    )
-    note = (
-        f"No model was given: the weights were taken for a plain MLP, {sizes}, with ReLUs between its "
-        "layers."
-    )
-    return Observed(_view(files, recognised, sent, path), recognised, True, (note,))
+        parameters, state = dict(model.named_parameters()), model.state_dict()
+    else:
+        assert weights is not None
+        model, sent = named(weights, sent)
+        recognised = plain_mlp(model)
+        state = dict(model)
+        parameters = state if isinstance(recognised, str) else dict(recognised.named_parameters())
+    # A list of gradients has one for each parameter; weights, and their differences, may have buffers.
+    first, second = list(parameters), list(state)
+    if files.update is None:
+        first, second = second, first
+    ordered = in_order(sent, first, second, files.path)
+    sent = like(matched(ordered, state, files.path), state, files.path)
+    if files.after is None:
+        sent = {name: tensor for name, tensor in sent.items() if name in parameters}
+    forms = {"gradient": "gradients", "weights": "after", "difference": "difference"}
+    form: dict[str, Any] = {forms[files.sends]: sent}
+    view = observe(model, **form, protocol=told, layer=files.layer)
+    return dataclasses.replace(view, notes=(*notes, *view.notes))
 
 
 def invert_files(
@@ -145,32 +153,40 @@ def invert_files(
     """
     began = time.monotonic()
     loss = None if files.loss is None else loss_of(files.loss)
-    seen = observe_files(files)
+    name = files.path.name
+    try:
+        view = observe_files(files)
+    except NothingToAttack as error:
+        finding = Finding.not_attacked(name, str(error))
+        return _report(finding, settings, began)
     if look is not None:
-        look.pictures(torch.zeros(0, seen.view.inputs))  # a shape that does not fit is told at once
+        look.pictures(torch.zeros(0, view.inputs))  # a shape that does not fit is told at once
     batch = None if truth is None else read_batch(truth)
-    if batch is not None and batch[0].shape[1] != seen.view.inputs:
+    if batch is not None and batch[0].shape[1] != view.inputs:
         raise InvalidFile(
-            f"{truth}: expected samples of {seen.view.inputs} values, the layer's inputs, got "
+            f"{truth}: expected samples of {view.inputs} values, the layer's inputs, got "
             f"{batch[0].shape[1]}"
         )
-    result = invert(seen.view, loss=loss, **options)
-    notes = (*seen.notes, _GUESS[result.proof]) if seen.guessed else seen.notes
-    if not bool(result.certified.any()):
-        for path, hint in ((files.weights, SWAPPED), (files.after, SENT)):
-            if path is not None:
-                not_gradients(read_tensors(path), path, hint)
-    name = (files.update or files.after or Path()).name
+    result = invert(view, loss=loss, **options)
+    if files.weights is not None and not bool(result.certified.any()):
+        not_gradients(read_tensors(files.weights), files.weights)
     known = None if batch is None else compare(result.inputs, *batch, look=look)
+    notes = view.notes
+    if files.model is None and view.model is not None:
+        notes = (*notes, _GUESS[result.proof])
     if known is not None and any(
         sure and not decibel >= EXACT_DB
         for sure, decibel in zip(result.certified.tolist(), known.psnr, strict=True)
     ):
         notes = (*notes, _OTHER_BATCH)
-    finding = Finding.of(result, name, seen.view, look=look, truth=known, notes=notes)
+    finding = Finding.of(result, name, view, look=look, truth=known, notes=notes)
+    return _report(finding, settings, began)
+
+
+def _report(finding: Finding, settings: Mapping[str, Any] | None, began: float) -> Report:
     return Report.new(
         "inversion",
-        f"What {name} gives away",
+        f"What {finding.name} gives away",
         finding.headline,
         [finding],
         settings=settings,
@@ -226,62 +242,3 @@ def _filled(
     missing = [name for name in own if name not in weights]
     left = f"The file has no {', '.join(missing[:4])}: the model's own stand."
     return (left,) if missing else ()
-
-
-def _view(
-    files: UpdateFiles, model: nn.Module, sent: Mapping[str, Tensor], path: Path
-) -> LayerUpdate:
-    parameters, state = dict(model.named_parameters()), model.state_dict()
-    if files.after is not None:
-        after = in_order(sent, list(state), list(parameters), path)
-        after = matched(after, state, path)
-        after = like(after, state, path)
-        told = {"layer": files.layer, "samples": files.samples, **files.training}
-        return observe(model, after=after, **told)
-    gradients = in_order(sent, list(parameters), list(parameters), path)
-    gradients = matched(gradients, parameters, path)
-    gradients = like(gradients, parameters, path)
-    return observe(model, gradients, layer=files.layer, samples=files.samples)
-
-
-def _one_layer(
-    files: UpdateFiles,
-    weights: Mapping[str, Tensor],
-    sent: Mapping[str, Tensor],
-    path: Path,
-    why: str,
-) -> Observed:
-    """Without a model: the first linear layer with a bias, taken to be followed by a ReLU."""
-    if files.after is not None:
-        raise InvalidOption(
-            f"expected a model for weights after local training: these are no plain MLP ({why})"
-        )
-    order = list(weights)
-    gradients = matched(in_order(sent, order, order, path), weights, path)
-    gradients = like(gradients, weights, path)
-    layers = [layer for layer in linear_layers(weights) if files.layer in (None, layer.name)]
-    if files.layer is not None and not layers:
-        names = ", ".join(repr(layer.name) for layer in linear_layers(weights)) or "none"
-        raise InvalidOption(f"there is no linear layer {files.layer!r}; the linear layers: {names}")
-    for layer in layers:
-        parts = (f"{layer.name}.weight", f"{layer.name}.bias")
-        if layer.bias and all(part in gradients for part in parts):
-            break
-    else:
-        raise InvalidFile(
-            f"{path}: expected the gradients of a linear layer's weight and bias, got those of "
-            f"{', '.join(map(repr, list(gradients)[:6]))}"
-        )
-    note = (
-        f"No model was given, and the weights are no plain MLP ({why}): the layer {layer.name!r} "
-        "alone was judged, taken to be followed by a ReLU. Give the model for a proof by replay and "
-        "for labels; if other layers stand before it, what comes back are their outputs, not the data."
-    )
-    view = LayerUpdate(
-        weight=weights[parts[0]],
-        bias=weights[parts[1]],
-        weight_grad=gradients[parts[0]],
-        bias_grad=gradients[parts[1]],
-        samples=files.samples,
-    )
-    return Observed(view, None, False, (note,))

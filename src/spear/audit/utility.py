@@ -56,10 +56,8 @@ def too_small(count: int, setting: Setting) -> str:
             f"the data has {count} samples, of which {held} could be held out: at least {_LEAST} are "
             "needed to tell accuracies apart"
         )
-    if setting.samples > count - held:
-        return (
-            f"{setting.samples} samples a round are more than the {count - held} left to train on"
-        )
+    if setting.total > count - held:
+        return f"{setting.total} samples a round are more than the {count - held} left to train on"
     return ""
 
 
@@ -75,11 +73,11 @@ def trained(subject: Subject, setting: Setting, seed: int, training: Training) -
     looks = _looks(training.rounds)
     found = []
     for number in range(1, training.rounds + 1):
-        chosen = rest[torch.randperm(len(rest), generator=generator)[: setting.samples]]
+        chosen = rest[torch.randperm(len(rest), generator=generator)[: setting.total]]
         x, y = fitted.inputs[chosen], fitted.targets[chosen]
         noise = torch.Generator().manual_seed(seed * 1_000_003 + number)  # apart from the batches'
         sent = send(model, split(x, y, setting), setting, loss=fitted.loss, generator=noise)
-        sent.apply(model, subject.lr)
+        sent.apply(model, subject.server_lr)
         if number in looks:
             found.append(_quality(model, fitted, test))
         if time.monotonic() - began > training.max_seconds:

@@ -75,7 +75,9 @@ class Clock:
     ) -> None:
         number = isinstance(max_seconds, (int, float)) and 0 < max_seconds < float("inf")
         if max_seconds is not None and not number:
-            raise InvalidOption(f"expected max_seconds > 0, got {max_seconds!r}")
+            raise InvalidOption(
+                f"expected {{max_seconds}} > 0, got {max_seconds!r}", arguments=("max_seconds",)
+            )
         self.watch = Watch(on_progress, max_seconds)
         self._due = 0.0
 

@@ -237,8 +237,7 @@ class GeipingAttack:
         )
         if factors.batch_size is not None and b > factors.batch_size:
             reason += f"; {b} labels were given, the update shows {factors.batch_size} samples"
-        training = factors.view.training
-        if training is not None and (training.epochs != 1 or training.batch_size is not None):
+        if not factors.view.protocol.one_step:
             reason += "; the update may sum several local steps, and was matched as one"
         return approximate(best.X, batch_size=b, labels=labels, stats=stats, reason=reason)
 

@@ -26,6 +26,7 @@ class Cause(Enum):
     TRAINING = "training"  # local training that cannot be repeated closely enough
     NARROW = "narrow"  # too few neurons for the batch
     UNFIT = "unfit"  # does not look like what it was said to be
+    OPTIMISER = "optimiser"  # not SGD: nothing of low rank to attack
     NO_GAP = "no gap"  # the spectrum does not show how many samples there are
     NO_GRADIENT = "no gradient"  # zero: no sample left a trace
     NOISE = "noise"  # samples drown in the update's noise

@@ -65,8 +65,24 @@ def certify(
     model = factors.view.model if model is None else model
     if factors.noisy and not bool(found.precise.any()):
         return _composed(found, [_imprecise(found)], Proof.NONE)
-    if factors.view.training is not None and not factors.view.training.one_step:
-        return _of_training(found, model, loss)
+    protocol = factors.view.protocol
+    if protocol.one_step:
+        return _of_one_step(found, model, loss, generator)
+    repeated = _of_training(found, model, loss)
+    if repeated.whole or protocol.steps is not None or protocol.mini_batches:
+        return repeated
+    # Nobody said how many steps there were. One holds at any learning rate.
+    single = _of_one_step(found, model, loss, generator)
+    return single if single.certified.sum() > repeated.certified.sum() else repeated
+
+
+def _of_one_step(
+    found: Recovered,
+    model: nn.Module | None,
+    loss: Loss | None,
+    generator: torch.Generator | None,
+) -> Certificate:
+    """The gradient of one batch at weights that are known."""
     fit: Fit | str = "no model was given"
     if model is not None:
         fit = weigh_losses(found, model, loss, generator=generator)

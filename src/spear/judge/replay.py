@@ -690,11 +690,11 @@ class Replay:
         """What noise, and the rounding of weights that were subtracted, add to a gradient's error."""
         noise = LATER_NOISE * self.factors.noise * math.sqrt(parameter.numel())
         noise = min(noise, LATER_NOISE_LIMIT * size)
-        training = self.factors.view.training
-        if training is None:
+        view = self.factors.view
+        if not view.trained:
             return noise
-        eps = torch.finfo(self.factors.view.precision).eps
-        return noise + eps * float(parameter.detach().norm()) / training.lr
+        eps = torch.finfo(view.precision).eps
+        return noise + eps * float(parameter.detach().norm()) / view.protocol.rate
 
 
 def weigh_losses(

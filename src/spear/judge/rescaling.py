@@ -56,7 +56,7 @@ def rescale(
     """Replace the scale that the bias gradient gives by the network's; or one line on why not."""
     if compares_numbers(loss):
         return "the loss has no labels"
-    if factors.view.training is not None and not factors.view.training.one_step:
+    if not factors.view.protocol.one_step:
         return "the update sums several local steps"
     return Replay.attempt(
         Recovered(factors, selection),

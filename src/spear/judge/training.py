@@ -59,8 +59,10 @@ def retrain(found: Recovered, model: nn.Module, loss: Loss | None) -> Retrained 
     """Repeat the client's local training; or one line on why that cannot be done."""
     factors, selection = found.factors, found.selection
     view = factors.view
-    assert view.training is not None
-    if view.training.batch_size is not None and view.training.batch_size < factors.b:
+    if view.protocol.lr is None:
+        return "the learning rate is not known, so the client's training cannot be repeated"
+    size = view.protocol.local_batch_size
+    if size is not None and size < factors.b:
         return "the order of the client's mini-batches is not known, so its training cannot be repeated"
     if compares_numbers(loss):
         return "with targets that are numbers the client's training cannot be repeated"
@@ -138,8 +140,7 @@ def _nearest(repeated: _Repeated, sample: int, turned: frozenset[Turn]) -> list[
 
 class _Retraining:
     def __init__(self, factors: Factors, selection: Selection, replay: Replay) -> None:
-        assert factors.view.training is not None
-        self.training = factors.view.training
+        self.protocol = factors.view.protocol
         self.factors, self.selection, self.replay = factors, selection, replay
 
     def run(self) -> Retrained:
@@ -184,15 +185,17 @@ class _Retraining:
         """The local training from these labels; of unknown epochs, the number that fits best."""
         best: _Repeated | None = None
         beyond = 0
-        epochs = epochs or self.training.epochs
+        epochs = epochs or self.protocol.epochs or self.protocol.local_steps
         local = _Local(self.factors, self.selection, self.replay)
         local.sides.turns = turns
         error = self.replay.relative_error
         local.sides.reach = (_REACH * error).clamp(_NEAREST, _FARTHEST)
         start = {name: p.detach().clone() for name, p in local.named_parameters()}
-        optimiser = self.training.optimiser(list(local.parameters()))
+        optimiser = self.protocol.optimiser(list(local.parameters()))
         for epoch in range(1, (epochs or _EPOCHS) + 1):
             local.sides.begin(epoch)
+            for group in optimiser.param_groups:
+                group["lr"] = self.protocol.rates(epochs or epoch)[epoch - 1]
             self._step(local, start, optimiser, labels)
             if epochs not in (None, epoch):
                 continue
@@ -215,17 +218,17 @@ class _Retraining:
         outputs = local()
         value = self.replay.loss(outputs, self.replay.as_targets(labels, outputs))
         value.backward()  # type: ignore[no-untyped-call]
-        if self.training.proximal:
+        if self.protocol.proximal:
             for name, p in local.named_parameters():
                 assert p.grad is not None
-                p.grad += self.training.proximal * (p.detach() - start[name])
+                p.grad += self.protocol.proximal * (p.detach() - start[name])
         optimiser.step()
 
     def _moved(self, local: _Local, start: dict[str, Tensor], epoch: int) -> dict[str, Tensor]:
         """The sum of gradients that `observe` would have read off these weights, by name."""
-        kept = self.training.kept(epoch)
+        kept = self.protocol.kept(epoch)
         return {
-            name: (kept * start[name] - p.detach()) / self.training.lr
+            name: (kept * start[name] - p.detach()) / self.protocol.rate
             for name, p in local.named_parameters()
         }
 
@@ -253,7 +256,7 @@ class _Retraining:
         objections = []
         for name in moved.keys() & seen.keys():
             off = (moved[name] - seen[name].to(moved[name])).norm()
-            rounding = eps * start[name].norm() / self.training.lr  # of the weights subtracted
+            rounding = eps * start[name].norm() / self.protocol.rate  # of the weights subtracted
             if not off <= share * moved[name].norm() + rounding:
                 own = name.removeprefix("behind.")
                 objections.append(f"repeating the local training changes {own!r} in another way")

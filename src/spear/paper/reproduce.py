@@ -59,7 +59,9 @@ def plan(name: str, options: Options) -> Part:
     trials, absent = experiment.trials(name, wanted), list[str]()
     if trials:
         if options.data is None:
-            raise InvalidOption("expected --data or SPEAR_DATA, the folder with the datasets")
+            raise InvalidOption(
+                "expected {data} or SPEAR_DATA, the folder with the datasets", arguments=("data",)
+            )
         trials, absent = runnable(trials, experiment.needs, options.data)
     left = _left(trials, RowFile(options.results, name), again=options.again)
     return Part(name, trials, left, absent)

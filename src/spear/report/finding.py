@@ -183,6 +183,27 @@ class Finding:
             assumptions=result.assumptions,
         )
 
+    @staticmethod
+    def not_attacked(name: str, why: str, notes: Sequence[str] = ()) -> Finding:
+        """An update with nothing in it that could be attacked, and why."""
+        return Finding(
+            name=name,
+            layer="no layer was attacked",
+            outcome=Outcome.INCONCLUSIVE,
+            proof=Proof.NONE,
+            reason=f"not attacked: {why}",
+            batch_size=None,
+            match=None,
+            certified=(),
+            approximate=(),
+            inputs=None,
+            labels=None,
+            predicted_error=None,
+            stats={},
+            notes=tuple(notes),
+            cause=Cause.NOT_ATTACKED,
+        )
+
     @property
     def recovered(self) -> int:
         """Samples that came back, certified or not."""
@@ -191,7 +212,7 @@ class Finding:
     @property
     def is_attacked(self) -> bool:
         """Was the update attacked at all?"""
-        return self.cause is not Cause.NOT_ATTACKED
+        return self.cause not in (Cause.NOT_ATTACKED, Cause.OPTIMISER)
 
     @property
     def is_likely(self) -> bool:

@@ -43,9 +43,13 @@ class LocalEngine:
 
     def __post_init__(self) -> None:
         if self.workers < 1:
-            raise InvalidOption(f"expected workers >= 1, got {self.workers}")
+            raise InvalidOption(
+                f"expected {{workers}} >= 1, got {self.workers}", arguments=("workers",)
+            )
         if self.max_seconds is not None and self.max_seconds <= 0:
-            raise InvalidOption(f"expected max_seconds > 0, got {self.max_seconds}")
+            raise InvalidOption(
+                f"expected {{max_seconds}} > 0, got {self.max_seconds}", arguments=("max_seconds",)
+            )
 
     def run(
         self, trials: Sequence[Trial], work: Work, on_step: Report

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spear.integrations.flower.training import Training
 from spear.inversion import Outcome
 from spear.report import Finding
+from spear.update import Protocol
 
 
 @dataclass(frozen=True, eq=False)
@@ -14,11 +14,11 @@ class Examined:
     """What an update gave away, and what it took."""
 
     finding: Finding
-    training: Training
+    protocol: Protocol
     seconds: float = 0.0
     interrupted: bool = False
     features: str | None = None  # the layer's name, where its inputs are not the data itself
-    unlike: str | None = None  # why the reply cannot be what sends= says
+    mistake: str = ""  # what the reply was said to be and is not
 
     @property
     def attacked(self) -> bool:
@@ -29,8 +29,6 @@ class Examined:
         """Its outcome in a word or two, for a table."""
         if not self.attacked:
             return "not attacked"
-        if self.unlike:
-            return "sends= looks wrong"
         found = self.finding.outcome.value
         return f"{found} (features)" if self.features and self.finding.recovered else found
 
@@ -40,8 +38,6 @@ class Examined:
         reason = self.finding.reason
         if not self.attacked:
             return reason
-        if self.unlike:
-            return f"{self.finding.outcome.name}, {self.unlike}"
         if self.finding.outcome is Outcome.EXACT:
             reason = reason.split("; ")[0]
         if self.features and self.finding.recovered:

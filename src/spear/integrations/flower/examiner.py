@@ -12,21 +12,20 @@ from typing import Any, TypedDict
 
 from torch import Tensor, nn
 
-from spear.audit.from_weights import plain_mlp
 from spear.audit.naming import named
-from spear.errors import InvalidOption, InvalidUpdate, SpearError
+from spear.errors import InvalidOption, SpearError
 from spear.integrations.flower.arrays import Arrays, Layout, tensors
 from spear.integrations.flower.examined import Examined
-from spear.integrations.flower.hints import guessed_look, unlike, what_to_tell
-from spear.integrations.flower.training import Sends, Training
+from spear.integrations.flower.hints import guessed_look, what_to_tell
+from spear.integrations.flower.training import assumed, of_client
 from spear.integrations.flower.truth import Private, compared
-from spear.inversion import Inversion, Outcome, invert
-from spear.judge import Cause, Loss, Proof
+from spear.inversion import Inversion, invert
+from spear.judge import Loss
 from spear.layers import inspect_layers
-from spear.local_training import LocalTraining
 from spear.report import Finding, Look
-from spear.report.report import SEVERITY
-from spear.update import LayerUpdate, observe
+from spear.update import LayerUpdate, Protocol, observe
+from spear.update.plain_mlp import in_words, plain_mlp
+from spear.update.protocol import Clipping, Sends
 
 log = logging.getLogger("flwr.spear")  # below Flower's own logger: its format, its handlers
 
@@ -37,19 +36,27 @@ class Options(TypedDict, total=False):
     """What is known of the clients, and how much the attack may spend on each."""
 
     lr: float | None
-    """Of the clients' SGD. Unless given: key "lr" of a reply's metrics, or of the train config."""
+    """Of the clients' SGD. Unless given: key "lr" of a reply's metrics, or of the train config. This
+    and the following are `spear.Protocol`'s; see there."""
     epochs: int | None
-    """Local epochs, likewise "local-epochs" or "epochs"."""
+    """Likewise "local-epochs" or "epochs"."""
+    local_steps: int | None
+    local_batch_size: int | None
+    """Likewise "batch-size"."""
     batch_size: int | None
-    """Of a local step, likewise "batch-size"."""
-    momentum: float | None
-    weight_decay: float | None
-    proximal: float | None
+    """Another name of it."""
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    proximal: float
     """FedProx' mu; the strategy puts it in the train config."""
     optimizer: str
-    """"sgd"; with any other of torch.optim nothing is attacked, and the report says why."""
+    """"sgd"; with any other nothing is attacked, and the report says why."""
+    clipping: Clipping | None
+    sigma: float | None
+    """Noise that clients add to every entry of what they send."""
     sends: Sends
-    """"weights" (a state dict), "delta" (weights minus those received) or "gradient"."""
+    """"weights" (a state dict), "difference" (weights minus those received) or "gradient"."""
     layer: str | None
     """The layer to attack; chosen unless given."""
     loss: Loss | None
@@ -65,7 +72,7 @@ class Examiner:
     """Attacks updates of one model, one after the other."""
 
     model: nn.Module | None
-    training: Training
+    protocol: Protocol
     layer: str | None = None
     loss: Loss | None = None
     look: Look | None = None
@@ -82,8 +89,11 @@ class Examiner:
             known = ", ".join(["model", *beside, *Options.__annotations__])
             raise InvalidOption(f"unknown option {unknown[0]!r}; expected one of {known}")
         own = {f.name for f in dataclasses.fields(Examiner)}
-        training = Training(**{k: v for k, v in options.items() if k not in own})
-        examiner = Examiner(_built(model), training, **{k: options[k] for k in options if k in own})
+        told = {k: v for k, v in options.items() if k not in own and v is not None}
+        if "batch_size" in told:
+            told.setdefault("local_batch_size", told.pop("batch_size"))
+        protocol = Protocol(**{"sends": "weights", **told})
+        examiner = Examiner(_built(model), protocol, **{k: options[k] for k in options if k in own})
         seconds = examiner.max_seconds
         if not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
             raise InvalidOption(f"expected max_seconds > 0 for one reply, got {seconds!r}")
@@ -108,10 +118,7 @@ class Examiner:
                 "clients' model, Audited(strategy, model=Net())"
             )
         self.model = recognised
-        self.assumed.append(
-            "no model was given: the weights are those of linear layers that fit on to each other, "
-            "and ReLUs between them were assumed"
-        )
+        self.assumed.append(in_words(state))
         self._check_layer()
 
     def examine(
@@ -119,7 +126,7 @@ class Examiner:
         name: str,
         before: Arrays,
         sent: Mapping[str, Tensor],
-        training: Training,
+        protocol: Protocol,
         *,
         notes: Sequence[str] = (),
         private: Private | None = None,
@@ -127,36 +134,22 @@ class Examiner:
     ) -> Examined:
         """Attack one update. A bad one is a finding that says so, never an error."""
         began = time.monotonic()
-        notes = [*notes, *self.assumed, *training.words()]
+        notes = [*notes, *self.assumed, *assumed(protocol)]
         try:
-            result, view = self._attacked(before, sent, training, examples)
-            unlike = self._unlike(before, sent, training, result)
-            if unlike:
-                result, notes = _unfit(result, unlike, training.sends), [*notes, unlike]
-            else:
-                notes += what_to_tell(result, view, training, examples)
+            view = self._seen(before, sent, of_client(protocol, examples))
+            result = invert(view, loss=self.loss, max_seconds=self.max_seconds)
+            notes += what_to_tell(result, view, examples)
             finding = self._finding(name, result, view, notes, private)
         except Exception as error:  # whatever it is, the federation goes on
             return self.unaudited(name, error, notes, seconds=time.monotonic() - began)
         return Examined(
             finding,
-            training,
+            protocol,
             time.monotonic() - began,
             interrupted=bool(result.stats.get("interrupted")),
             features=None if view.reads_data else view.layer,
-            unlike=unlike,
+            mistake=view.mistake,
         )
-
-    def _unlike(
-        self, before: Arrays, sent: Mapping[str, Tensor], training: Training, result: Inversion
-    ) -> str | None:
-        """Why the reply is not what sends= says; a proof says that it is."""
-        if result.certified.any():
-            return None
-        layout = self.layout
-        assert layout is not None
-        own = {n: value for n, value in layout.named(before).items() if n in layout.parameters}
-        return unlike(training.sends, own, sent)
 
     def _finding(
         self,
@@ -184,53 +177,8 @@ class Examiner:
         else:
             log.warning("SPEAR: %s could not be attacked", name, exc_info=error)
             why = f"{type(error).__name__}: {error}"
-        finding = Finding(
-            name=name,
-            layer="no layer was attacked",
-            outcome=Outcome.INCONCLUSIVE,
-            proof=Proof.NONE,
-            reason=f"not attacked: {why}",
-            batch_size=None,
-            match=None,
-            certified=(),
-            approximate=(),
-            inputs=None,
-            labels=None,
-            predicted_error=None,
-            stats={},
-            notes=tuple(notes),
-            cause=Cause.NOT_ATTACKED,
-        )
-        return Examined(finding, self.training, seconds)
-
-    def _attacked(
-        self,
-        before: Arrays,
-        sent: Mapping[str, Tensor],
-        training: Training,
-        examples: float | None,
-    ) -> tuple[Inversion, LayerUpdate]:
-        if not training.is_sgd and training.sends != "gradient":
-            raise InvalidUpdate(
-                [
-                    f"clients train with {training.optimizer}, which scales every entry on its own: "
-                    "this attack reads SGD's updates only (which does not make others safe)"
-                ]
-            )
-        model = self._holding(before)
-        began = time.monotonic()
-        best: tuple[Inversion, LayerUpdate] | None = None
-        for local in training.readings():
-            left = self.max_seconds - (time.monotonic() - began)
-            if best is not None and (left <= 0 or _settled(best[0])):
-                break
-            view = self._seen(model, sent, training.sends, local)
-            view = dataclasses.replace(view, samples=_samples(training, local, examples))
-            result = invert(view, model=model, loss=self.loss, max_seconds=left)
-            if best is None or _worth(result) > _worth(best[0]):
-                best = result, view
-        assert best is not None
-        return best
+        finding = Finding.not_attacked(name, why, notes)
+        return Examined(finding, self.protocol, seconds)
 
     def _holding(self, before: Arrays) -> nn.Module:
         """The model with the weights that were sent to the client, in their precision."""
@@ -242,21 +190,20 @@ class Examiner:
         self.model.load_state_dict(state, strict=False)  # what was not sent stays as it was
         return self.model
 
-    def _seen(
-        self, model: nn.Module, sent: Mapping[str, Tensor], sends: Sends, local: LocalTraining
-    ) -> LayerUpdate:
+    def _seen(self, before: Arrays, sent: Mapping[str, Tensor], protocol: Protocol) -> LayerUpdate:
         """The layer as it shows in what was sent."""
+        model = self._holding(before)
         own = dict(model.named_parameters())
-        if sends == "weights" and set(own) <= set(sent):
-            return observe(model, after=sent, layer=self.layer, **dataclasses.asdict(local))
-        gradients = {name: value.to(own[name]) for name, value in sent.items() if name in own}
-        if sends == "weights":  # of some layers only
-            gradients = {n: (own[n].detach() - value) / local.lr for n, value in gradients.items()}
-        elif sends == "delta":
-            gradients = {name: -value / local.lr for name, value in gradients.items()}
-        view = observe(model, gradients, layer=self.layer)
-        exact = sends == "gradient" or local.one_step
-        return view if exact else dataclasses.replace(view, training=local)
+        parts = {name: value for name, value in sent.items() if name in own}
+        if protocol.sends == "gradient":
+            return observe(model, parts, protocol=protocol, layer=self.layer)
+        if protocol.sends == "weights" and set(own) <= set(sent):
+            return observe(model, after=sent, protocol=protocol, layer=self.layer)
+        if protocol.sends == "weights":  # of some layers only
+            parts = {
+                name: value.to(own[name]) - own[name].detach() for name, value in parts.items()
+            }
+        return observe(model, difference=parts, protocol=protocol, layer=self.layer)
 
     def _check_layer(self) -> None:
         assert self.model is not None
@@ -266,42 +213,6 @@ class Examiner:
             raise InvalidOption(
                 f"the model has no linear layer {self.layer!r}; its linear layers: {listed}"
             )
-
-
-def _settled(result: Inversion) -> bool:
-    """Is there nothing that reading the update differently could add?"""
-    return result.outcome is Outcome.EXACT or not result.batch_size or "interrupted" in result.stats
-
-
-def _worth(result: Inversion) -> tuple[int, int]:
-    """Which of two readings of an update to report: the one that is worse for the client."""
-    return SEVERITY.index(result.outcome), int(result.certified.sum())
-
-
-def _samples(training: Training, local: LocalTraining, examples: float | None) -> int | None:
-    """How many samples the update was computed from: as many as the client reports, if it is known
-    to have taken one step on all of them. A gradient may be that of a part, and so may a step of
-    which nobody said that it was a whole epoch."""
-    whole = training.sends != "gradient" and training.epochs == 1 and local.one_step
-    if not whole or examples is None or examples != int(examples):
-        return None
-    return int(examples)
-
-
-def _unfit(result: Inversion, why: str, sends: Sends) -> Inversion:
-    """The same without what came back, which was read from something else than it was said to be."""
-    none = result.certified[:0]
-    return dataclasses.replace(
-        result,
-        inputs=result.inputs[:0],
-        certified=none,
-        approximate=none,
-        labels=None,
-        predicted_error=None,
-        outcome=Outcome.INCONCLUSIVE,
-        cause=Cause.UNFIT,
-        reason=f"{why}; taken as sends={sends!r}: {result.reason}",
-    )
 
 
 def _built(model: Model | None) -> nn.Module | None:

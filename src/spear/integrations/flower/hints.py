@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from spear.integrations.flower.training import Sends, Training
+from spear.integrations.flower.training import untold
 from spear.inversion import Inversion, Outcome
 from spear.report import Look
 from spear.update import LayerUpdate
@@ -21,37 +19,8 @@ _PICTURES = {
     150528: (3, 224, 224),
 }
 _UNIT = (-0.1, 1.1)  # values of pictures that nobody normalised, with some error
-_NEAR = 0.9  # cosine: weights after training and before it; 0.99 and more is usual
-_FAR = 0.5  # a step as long as the weights themselves leaves 0.7; gradients have about 0
 _LONGEST = 200  # characters of a client's own words
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-
-
-def unlike(sends: Sends, before: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> str | None:
-    """Why what was sent cannot be what `sends=` says, if it looks like something else."""
-    names = [name for name, value in before.items() if name in sent and value.is_floating_point()]
-    if not names:
-        return None
-    old = torch.cat([before[name].flatten().double() for name in names])
-    new = torch.cat([sent[name].flatten().double() for name in names])
-    if not (old.any() and new.any()):
-        return None
-    cosine = float(torch.cosine_similarity(old, new, dim=0))
-    kept = float(
-        old @ new / (old @ old)
-    )  # about 1 of weights, also under noise that turns them far
-    if sends == "weights" and cosine < _FAR and kept < 0.5:
-        return (
-            "the reply is nowhere near the weights that the client was sent (cosine "
-            f"{cosine:.2f}), so it looks like a delta or a gradient: say sends='delta' or "
-            "sends='gradient'"
-        )
-    if sends != "weights" and cosine > _NEAR and 0.5 < kept < 2:
-        return (
-            f"the reply is nearly the weights that the client was sent (cosine {cosine:.2f}), so it "
-            f"looks like weights, no {sends}: say sends='weights'"
-        )
-    return None
 
 
 def guessed_look(view: LayerUpdate, inputs: Tensor) -> tuple[Look | None, list[str]]:
@@ -67,17 +36,15 @@ def guessed_look(view: LayerUpdate, inputs: Tensor) -> tuple[Look | None, list[s
     return look, [f"shown as {size} pictures, {scale}: a guess, which look= replaces"]
 
 
-def what_to_tell(
-    result: Inversion, view: LayerUpdate, training: Training, examples: float | None
-) -> list[str]:
+def what_to_tell(result: Inversion, view: LayerUpdate, examples: float | None) -> list[str]:
     """Options that would explain an update which nothing was proved of."""
-    if result.outcome is Outcome.EXACT or training.sends == "gradient":
+    if result.outcome is Outcome.EXACT or not view.trained:
         return []
     said = []
-    untold = [f"{name}=" for name in training.untold]
-    if untold:
-        said.append(f"{', '.join(untold)} if clients use them: untold, they look like noise")
-    if training.epochs is None:
+    names = [f"{name}=" for name in untold(view.protocol)]
+    if names:
+        said.append(f"{', '.join(names)} if clients use them: untold, they look like noise")
+    if view.protocol.steps is None:
         said.append(
             "Flower apps keep local epochs in the run config, which messages do not carry: "
             'Audited(..., epochs=context.run_config["local-epochs"])'

@@ -44,7 +44,7 @@ class Entry:
     examples: float | None = None
 
     def row(self) -> tuple[str | int | float | None, ...]:
-        finding, training = self.examined.finding, self.examined.training
+        finding, protocol = self.examined.finding, self.examined.protocol
         return (
             self.server_round,
             self.client,
@@ -52,7 +52,7 @@ class Entry:
             sum(finding.certified) if self.examined.attacked else None,
             finding.batch_size,
             None if self.examples is None else round(self.examples),
-            None if training.sends == "gradient" else training.lr,
+            None if protocol.lr is None else protocol.rate,
             round(self.examined.seconds, 2),
         )
 
@@ -198,20 +198,17 @@ _GAVE = {
     Outcome.INCONCLUSIVE: "gave no answer, one way or the other",
     Outcome.FAILED: "gave away nothing that this attack can find",
 }
-_UNLIKE = "gave no answer, because sends= looks wrong"
 
 
 def _gave(one: Examined) -> str:
     """What one update gave away, as the end of a sentence."""
-    if one.unlike:
-        return _UNLIKE
     what = f"features (activations of {one.features!r}) of" if one.features else ""
     return " ".join(_GAVE[one.finding.outcome].format(what).split())
 
 
 def _rank(one: Examined) -> int:
-    """The worst first, but before all what the user has to put right."""
-    return -len(SEVERITY) if one.unlike else -SEVERITY.index(one.finding.outcome)
+    """The worst first."""
+    return -SEVERITY.index(one.finding.outcome)
 
 
 def _check_path(option: str, path: Path) -> None:

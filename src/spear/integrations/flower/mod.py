@@ -101,7 +101,7 @@ class _WhatLeaves:
         sent = Sent(arrays, config, {})
         entry = Reader(examiner, sent, None, truth, server_round, self.redact).alone(reply)
         self._write(entry, began)
-        level = logging.WARNING if entry.examined.unlike else logging.INFO
+        level = logging.WARNING if entry.examined.mistake else logging.INFO
         log.log(level, "SPEAR: leaving, %s: %s", entry.examined.finding.name, entry.examined.line)
         return entry
 
@@ -119,9 +119,9 @@ class _WhatLeaves:
             self.redact,
             began=began,
         )
-        if entry.examined.unlike:
-            journal.remark(remarks.unlike(entry.examined.unlike))
-        training = remarks.of_training(entry.examined.training, aggregate=False, seen=_SEEN)
+        if entry.examined.mistake:
+            journal.remark(remarks.mistaken(entry.examined.mistake))
+        training = remarks.of_training(entry.examined.protocol, aggregate=False, seen=_SEEN)
         journal.remarks += training
         if masked(entry.examined.finding):
             journal.remark(remarks.MASKED)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from spear.integrations.flower.training import Training
 from spear.report import Level, Remark
+from spear.update import Protocol
 
-_COSINE = re.compile(r" \(cosine [^)]*\)")  # differs from reply to reply; said once is enough
 _SERVER_SIDE = (
     flower.DifferentialPrivacyServerSideFixedClipping,
     flower.DifferentialPrivacyServerSideAdaptiveClipping,
@@ -60,10 +58,10 @@ SEEN = Remark(
 )
 
 
-def of_training(training: Training, *, aggregate: bool, seen: Remark = SEEN) -> Iterator[Remark]:
+def of_training(protocol: Protocol, *, aggregate: bool, seen: Remark = SEEN) -> Iterator[Remark]:
     """On what clients send, and how they trained."""
     yield seen
-    if training.sends == "weights":
+    if protocol.sends == "weights":
         yield Remark(
             Level.NOTE,
             "Clients send weights",
@@ -71,14 +69,14 @@ def of_training(training: Training, *, aggregate: bool, seen: Remark = SEEN) -> 
             "gradients. Digits are lost in that, the more the smaller the learning rate; it is "
             "rounding, no protection to rely on.",
         )
-    if not training.is_sgd and training.sends != "gradient":
+    if not protocol.is_sgd and protocol.sends != "gradient":
         yield Remark(
             Level.NOTE,
-            f"Clients train with {training.optimizer}",
+            f"Clients train with {protocol.optimizer}",
             "It scales every entry on its own, and what is left has no low rank: this attack does not "
             "apply, and nothing was tried. That is no proof of safety.",
         )
-    if training.epochs not in (None, 1) or training.batch_size is not None:
+    if (protocol.steps is not None and protocol.steps > 1) or protocol.mini_batches:
         yield Remark(
             Level.NOTE,
             "Several local steps",
@@ -86,7 +84,7 @@ def of_training(training: Training, *, aggregate: bool, seen: Remark = SEEN) -> 
             "less often, and are proved mostly where the whole training can be repeated: full batches, "
             "and lr=, epochs=, momentum= and weight_decay= as the clients have them.",
         )
-    if training.momentum:
+    if protocol.momentum:
         yield Remark(
             Level.NOTE,
             "Momentum",
@@ -114,13 +112,9 @@ def inside(outer: Strategy) -> Remark:
     )
 
 
-def unlike(why: str) -> Remark:
+def mistaken(why: str) -> Remark:
     """On replies that are not what sends= says."""
-    return Remark(
-        Level.EXPOSED,
-        "sends= looks wrong",
-        f"Nothing is said here about what these replies give away: {_COSINE.sub('', why)}.",
-    )
+    return Remark(Level.EXPOSED, "sends= looks wrong", f"Of these replies {why}.")
 
 
 MASKED = Remark(

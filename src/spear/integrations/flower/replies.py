@@ -17,8 +17,9 @@ from spear.integrations.flower.arrays import Arrays, Layout, sent_arrays
 from spear.integrations.flower.examiner import Examiner, log
 from spear.integrations.flower.hints import first_line
 from spear.integrations.flower.journal import Entry
-from spear.integrations.flower.training import Training
+from spear.integrations.flower.training import of_client, with_messages
 from spear.integrations.flower.truth import Private
+from spear.update import Protocol
 
 Held = Callable[[int, Message], Any]
 Values = Mapping[str, Any]
@@ -55,7 +56,7 @@ class Update:
 
     before: Arrays
     values: Mapping[str, Tensor]
-    training: Training
+    protocol: Protocol
     examples: float | None
     notes: tuple[str, ...]
 
@@ -103,7 +104,7 @@ class Reader:
             name,
             update.before,
             update.values,
-            update.training,
+            update.protocol,
             notes=[*update.notes, *words],
             private=private,
             examples=update.examples,
@@ -126,7 +127,7 @@ class Reader:
                 notes.append(f"client {reply.metadata.src_node_id} is left out: {error}")
                 continue
             first = first or update
-            rates.add(update.training.lr)
+            rates.add(update.protocol.lr)
             counts.append(update.examples)
             held, words = self._private(reply)
             private += [held] if held is not None else []
@@ -139,15 +140,15 @@ class Reader:
             why = "; ".join(notes) or "no client replied"
             examined = self.examiner.unaudited(name, InvalidUpdate([why]))
             return Entry(self.server_round, clients, examined)
-        training = first.training
+        protocol = first.protocol
         if len(rates) > 1:
             notes.append(f"learning rates differ: {', '.join(map(str, sorted(map(str, rates))))}")
-            training = dataclasses.replace(training, lr=None)
+            protocol = dataclasses.replace(protocol, lr=None)
         examined = self.examiner.examine(
             name,
             first.before,
             total.mean(first.values),
-            training,
+            protocol,
             notes=notes,
             private=Private.together(private) if len(private) == len(counts) else None,
             examples=examples,
@@ -163,13 +164,13 @@ class Reader:
         before, config = self.sent.to_node(reply.metadata.src_node_id)
         metrics = flat(reply.content.metric_records.values())
         *_, innermost = (None, *remarks.wrapped(self.strategy))
-        training, notes = self.examiner.training.told(config, metrics, innermost)
+        protocol, notes = with_messages(self.examiner.protocol, config, metrics, innermost)
         examples = metrics.get(getattr(innermost, "weighted_by_key", "num-examples"))
         known = isinstance(examples, (int, float)) and 0 < examples < float("inf")
         values = layout.named(sent_arrays(reply.content, layout))
         _check_finite({name: values[name] for name in layout.parameters if name in values})
         count = float(examples) if known and examples is not None else None
-        return Update(before, values, training.of(count), count, tuple(notes))
+        return Update(before, values, of_client(protocol, count), count, tuple(notes))
 
     def _private(self, reply: Message) -> tuple[Private | None, list[str]]:
         if self.truth is None:

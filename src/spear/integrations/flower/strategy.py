@@ -97,7 +97,7 @@ class Audited(Strategy):
             "aggregate" if aggregate else "reply",
         )
         self._journal.remarks += remarks.of_strategy(strategy)
-        self._journal.remarks += remarks.of_training(self._examiner.training, aggregate=aggregate)
+        self._journal.remarks += remarks.of_training(self._examiner.protocol, aggregate=aggregate)
 
     @property
     def strategy(self) -> Strategy:
@@ -229,10 +229,10 @@ class Audited(Strategy):
 
     def _take(self, entry: Entry) -> None:
         self._journal.add(entry)
-        if entry.examined.unlike:
-            self._journal.remark(remarks.unlike(entry.examined.unlike))
+        if entry.examined.mistake:
+            self._journal.remark(remarks.mistaken(entry.examined.mistake))
         self._journal.write()
-        finding, wrong = entry.examined.finding, entry.examined.unlike
+        finding, wrong = entry.examined.finding, entry.examined.mistake
         log.log(
             logging.WARNING if wrong else logging.INFO,
             "SPEAR: %s: %s",

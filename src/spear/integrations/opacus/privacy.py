@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from opacus.accountants import RDPAccountant
 from torch import Tensor, nn
 
 from spear.errors import InvalidOption
-from spear.update import LayerUpdate, observe
+from spear.update import LayerUpdate, Protocol, observe
 
 History = tuple[
     tuple[float, float, int], ...
@@ -53,6 +52,16 @@ class DPUpdate:
         return isinstance(self.max_grad_norm, tuple)
 
     @property
+    def protocol(self) -> Protocol:
+        """What was done to the gradients, in the words of all doors."""
+        bounded = self.max_grad_norm is not None
+        return Protocol(
+            clip=sensitivity(self.max_grad_norm) if bounded else None,
+            clipping=("per-layer" if self.clipped_apart else "per-sample") if bounded else None,
+            sigma=self.sigma or None,
+        )
+
+    @property
     def remark(self) -> str:
         """What stands in the way of an exact recovery, in words; empty if nothing does."""
         noisy = f"noise of standard deviation {self.sigma:.1e} was added to every entry"
@@ -66,8 +75,7 @@ class DPUpdate:
 
     def view(self, layer: str | None = None) -> LayerUpdate:
         """The attackable layer as it shows in this update, for `spear.invert`."""
-        view = observe(self.model(), self.gradients, layer=layer)
-        return dataclasses.replace(view, clipped_apart=self.clipped_apart)
+        return observe(self.model(), self.gradients, layer=layer, protocol=self.protocol)
 
     def epsilon(self, delta: float = 1e-5, *, steps: int = 1, sample_rate: float = 1.0) -> float:
         """The epsilon that Opacus' RDP accountant gives for `steps` such steps; may be infinite."""

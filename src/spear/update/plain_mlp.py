@@ -102,6 +102,16 @@ def plain_mlp(state: Mapping[str, Tensor]) -> PlainMlp | str:
         return f"no module can have such names ({str(error)[:80]})"
 
 
+def in_words(state: Mapping[str, Tensor]) -> str:
+    """The guess, admitted."""
+    layers = linear_layers(state)
+    sizes = " -> ".join(str(n) for n in (layers[0].inputs, *(layer.outputs for layer in layers)))
+    return (
+        f"no model was given: the weights were taken for a plain MLP, {sizes}, with ReLUs between its "
+        "layers"
+    )
+
+
 def _chained(layers: Sequence[Linear]) -> bool:
     return all(one.outputs == other.inputs for one, other in pairwise(layers))
 

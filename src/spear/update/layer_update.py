@@ -1,0 +1,231 @@
+"""What a server sees: one layer's weights and gradients, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from spear.errors import InvalidUpdate
+from spear.layers import LayerReport, Relu
+from spear.update.protocol import UNTOLD, Protocol
+
+_BLOCK = 1 << 22  # entries looked at together: 4 M, so that a check never copies a large gradient
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NO_NUMBERS = "its tensors have shapes but no numbers; load them first"
+
+
+@dataclass(frozen=True, eq=False)
+class LayerUpdate:
+    """One fully connected layer z = W x + b as the server sees it.
+
+    Args:
+        weight: W, (m, n).
+        bias: b, (m,).
+        weight_grad: dL/dW, (m, n), summed or averaged over the batch.
+        bias_grad: dL/db, (m,), likewise.
+        relu: where the ReLU is: "after" the layer, "before" it, or "both".
+
+    The tensors may differ in dtype (weights in float32 and a gradient sent in float16, say). They are
+    not copied; `observe` does that.
+
+    >>> view = LayerUpdate(
+    ...     weight=torch.randn(6, 8), bias=torch.zeros(6),
+    ...     weight_grad=torch.randn(6, 8), bias_grad=torch.randn(6),
+    ... )
+    >>> view.outputs, view.inputs
+    (6, 8)
+    """
+
+    weight: Tensor = field(repr=False)
+    bias: Tensor = field(repr=False)
+    weight_grad: Tensor = field(repr=False)  # what is private is in no log
+    bias_grad: Tensor = field(repr=False)
+    relu: Relu = "after"
+    layer: str | None = None
+    """The layer's name in the model, when `observe` chose it."""
+    others: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    """The rest of the update by parameter name; the replay compares it too."""
+    considered: tuple[LayerReport, ...] = field(default=(), repr=False)
+    """Every linear layer `observe` looked at, and why it was or was not taken."""
+    protocol: Protocol = UNTOLD
+    """How the update came to be, as far as it was told."""
+    model: nn.Module | None = field(default=None, repr=False)
+    """A copy of the model that `observe` was given, as it was then."""
+    mistake: str = ""
+    """What the update was said to be and is not, in words; it is read as what it is."""
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    """What `observe` had to do to read the model and the update, and what follows from it."""
+
+    def __post_init__(self) -> None:
+        problems = _problems(self)
+        if problems:
+            raise InvalidUpdate(problems)
+
+    def told(self, **facts: Any) -> LayerUpdate:
+        """The same with more of its protocol known, say `samples=8`."""
+        return dataclasses.replace(self, protocol=dataclasses.replace(self.protocol, **facts))
+
+    @property
+    def samples(self) -> int | None:
+        """How many samples the update was computed from, if that was told."""
+        return self.protocol.total
+
+    @property
+    def trained(self) -> bool:
+        """Is it the difference of weights before and after local training?"""
+        return self.protocol.sends != "gradient"
+
+    @property
+    def clipped_apart(self) -> bool:
+        """Were weight and bias gradient of a sample clipped by factors of their own? Then the bias
+        gradient does not give its scale."""
+        return self.protocol.clipping == "per-layer"
+
+    @property
+    def outputs(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The coarser dtype of weight and bias gradient: what their rounding is judged by."""
+        return max(self.weight_grad.dtype, self.bias_grad.dtype, key=lambda d: torch.finfo(d).eps)
+
+    @property
+    def choice(self) -> str:
+        """In words: which layer was chosen, and why the others were not."""
+        if self.layer is None:
+            return f"one layer, {self.inputs} -> {self.outputs}, given directly"
+        lines = [f"attacking {self.layer!r} ({self.inputs} -> {self.outputs}, ReLU {self.relu})"]
+        lines += [r.caveat for r in self.considered if r.name == self.layer and r.caveat]
+        names = [report.name for report in self.considered]
+        for i, report in enumerate(self.considered):
+            if report.name != self.layer:
+                where = "farther from" if i > names.index(self.layer) else "closer to"
+                too = f"attackable too ({report.why}), but {where} the data"
+                lines.append(f"not {report.name!r}: {too if report.attackable else report.why}")
+        return "\n".join([*lines, *self.notes])
+
+    @property
+    def next_gradient(self) -> Tensor | None:
+        """The weight gradient of the linear layer that follows, one ReLU away, if it is known."""
+        following = [
+            r.name for r in self.considered if self.layer is not None and r.reads == self.layer
+        ]
+        gradient = self.others.get(f"{following[0]}.weight") if len(following) == 1 else None
+        return None if gradient is None or gradient.shape[1] != self.outputs else gradient
+
+    @property
+    def meaning(self) -> str:
+        """What the layer's inputs are to the data, in words; empty where they are the data."""
+        own = next((r for r in self.considered if r.name == self.layer), None)
+        if own is None or own.reads_data:
+            return ""
+        words = (
+            f"these are inputs of layer {self.layer!r}, activations computed from the data by what "
+            "stands before it: the data follows as far as that can be inverted"
+        )
+        return f"{words}; {own.caveat}" if own.caveat else words
+
+    @property
+    def reads_data(self) -> bool:
+        """Are the layer's inputs the model's own? True for a layer given directly: nobody knows."""
+        return all(r.reads_data for r in self.considered if r.name == self.layer)
+
+
+def tensor_problem(name: str, tensor: object, shape: torch.Size | None = None) -> str:
+    """Why a tensor cannot be part of an update, or nothing."""
+    if not isinstance(tensor, Tensor):
+        return f"{name} is a {type(tensor).__name__}, expected a tensor"
+    if tensor.is_quantized:
+        return f"{name} is quantised ({tensor.dtype}): call .dequantize() first"
+    if tensor.dtype not in _DTYPES and not tensor.is_complex():
+        kinds = "expected float64, float32, bfloat16 or float16"
+        return f"{name} is {tensor.dtype}, {kinds}: call .float() first"
+    if tensor.device.type == "meta":
+        return f"{name} is on the meta device: {NO_NUMBERS}"
+    if shape is not None and tensor.shape != shape:
+        return f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}"
+    return ""
+
+
+def _problems(view: LayerUpdate) -> list[str]:
+    """Everything that is wrong with an update, in words."""
+    parts = {
+        "weight": view.weight,
+        "bias": view.bias,
+        "weight_grad": view.weight_grad,
+        "bias_grad": view.bias_grad,
+    }
+    needed = {
+        "bias": "the layer's bias tells which neurons are off; SPEAR cannot attack a layer without",
+        "bias_grad": "the bias gradient gives each recovered input its scale",
+    }
+    problems = [
+        f"{name} is a {type(part).__name__}, expected a tensor"
+        + (f" ({needed[name]})" if name in needed else "")
+        for name, part in parts.items()
+        if not isinstance(part, Tensor)
+    ]
+    if not isinstance(view.protocol, Protocol):
+        problems.append(f"protocol is a {type(view.protocol).__name__}, expected a Protocol")
+    if view.relu not in get_args(Relu):
+        problems.append(f"relu is {view.relu!r}, expected 'after', 'before' or 'both'")
+    if problems:
+        return problems
+    named = {**parts, **view.others}
+    return (
+        _shape_problems(view)
+        or _kind_problems(parts, view.others)
+        or [
+            f"{name} has NaN or infinite entries: the client's training diverged, its noise or half "
+            "precision overflowed, or the file is damaged"
+            for name, part in named.items()
+            if not _finite(part)
+        ]
+    )
+
+
+def _shape_problems(view: LayerUpdate) -> list[str]:
+    if view.weight.ndim != 2 or view.weight.numel() == 0:
+        return [
+            f"weight has shape {tuple(view.weight.shape)}, expected (outputs, inputs), not empty"
+        ]
+    m, n = view.weight.shape
+    expected = {"bias": (m,), "weight_grad": (m, n), "bias_grad": (m,)}
+    return [
+        f"{name} has shape {tuple(getattr(view, name).shape)}, expected {shape}"
+        for name, shape in expected.items()
+        if tuple(getattr(view, name).shape) != shape
+    ]
+
+
+def _kind_problems(parts: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
+    problems = [tensor_problem(name, part) for name, part in {**parts, **others}.items()]
+    problems = [problem for problem in problems if problem]
+    problems += [
+        f"{name} is complex ({part.dtype}): SPEAR attacks real layers only"
+        for name, part in {**parts, **others}.items()
+        if part.is_complex()
+    ]
+    devices = {str(part.device) for part in parts.values()}
+    if len(devices) > 1:
+        problems.append(f"expected all tensors on one device, got {', '.join(sorted(devices))}")
+    layouts = [n for n, part in {**parts, **others}.items() if part.layout != torch.strided]
+    if layouts:
+        problems.append(f"{', '.join(layouts)}: expected dense tensors; call .to_dense()")
+    return problems
+
+
+def _finite(tensor: Tensor) -> bool:
+    rows = tensor.reshape(tensor.shape[0] if tensor.ndim else 1, -1)
+    step = max(1, _BLOCK // rows.shape[1])
+    return all(bool(torch.isfinite(rows[i : i + step]).all()) for i in range(0, len(rows), step))

@@ -1,0 +1,392 @@
+"""How an update came to be, as far as it is known: one vocabulary for all doors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import nn
+
+from spear.errors import InvalidOption
+
+Sends = Literal["gradient", "weights", "difference"]
+Clipping = Literal["per-sample", "per-layer", "global"]
+Reduction = Literal["mean", "sum"]
+
+NOISE_UNITS = ("sigma", "noise_multiplier", "epsilon")
+_COUNTS = ("samples", "local_steps", "epochs", "local_batch_size", "clients")
+_LOCAL = (  # what only local training has
+    *("local_steps", "epochs", "local_batch_size", "lr"),
+    *("momentum", "nesterov", "weight_decay", "proximal"),
+)
+_SLIP = 1e-12  # noise and norms below it, or above its inverse, are slips
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+# Optimisers that divide every entry by a scale of its own, or keep its sign alone.
+ENTRYWISE = {
+    "adam",
+    "adamw",
+    "adamax",
+    "nadam",
+    "radam",
+    "amsgrad",
+    "sparseadam",
+    "rmsprop",
+    "rprop",
+}
+ENTRYWISE |= {"adagrad", "adadelta", "adafactor", "lamb", "lion", "yogi", "signsgd"}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What a client does between the weights it is sent and the update it sends. None is not known.
+
+    Args:
+        sends: "gradient"; "weights", those after local training; or "difference", these minus those
+            it was sent.
+        samples: what the update was computed from: its batch, or with local training all its data.
+        local_steps: steps of local training; or
+        epochs: passes over the samples.
+        local_batch_size: samples of one local step; all of them unless given.
+        lr: learning rate of the local steps: a number, or one for each step or epoch.
+        momentum: of SGD, as torch.optim.SGD has it.
+        nesterov: likewise.
+        weight_decay: likewise.
+        proximal: FedProx' mu.
+        optimizer: "sgd" is attacked; others are known by name.
+        clip: the norm C that is clipped to.
+        clipping: of each sample's gradient ("per-sample", the default for gradients), of each
+            parameter's part of it ("per-layer"), or of the whole update ("global").
+        sigma: standard deviation of the noise on every entry of what is sent; or
+        noise_multiplier: z, with sigma = z C / samples for gradients, and z C for weights and where the
+            whole update is clipped; or
+        epsilon: the z that has this epsilon.
+        precision: of what is sent: float64, float32, float16, bfloat16, or 2-bit to 16-bit.
+        pruned: share of the smallest entries that is not sent.
+        clients: whose updates the server sees added up only (secure aggregation).
+        reduction: of the loss over a batch, "mean" or "sum".
+        class_weights: of the loss, one a class.
+        sample_weights: of the loss, one a sample.
+
+    >>> Protocol(samples=8, clip=1.0, noise_multiplier=0.1).words()
+    'b = 8, C = 1, z = 0.1'
+    >>> Protocol(sends="weights", lr=0.05, epochs=5).training
+    'FedAvg, 5 epochs, lr 0.05'
+    """
+
+    sends: Sends = "gradient"
+    samples: int | None = None
+    local_steps: int | None = None
+    epochs: int | None = None
+    local_batch_size: int | None = None
+    lr: float | tuple[float, ...] | None = None
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    proximal: float = 0.0
+    optimizer: str = "sgd"
+    clip: float | None = None
+    clipping: Clipping | None = None
+    sigma: float | None = None
+    noise_multiplier: float | None = None
+    epsilon: float | None = None
+    precision: str = "float32"
+    pruned: float = 0.0
+    clients: int = 1
+    reduction: Reduction = "mean"
+    class_weights: tuple[float, ...] | None = None
+    sample_weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "class_weights", "sample_weights"):
+            value = getattr(self, name)
+            if isinstance(value, torch.Tensor):
+                value = value.tolist()
+            if isinstance(value, Sequence) and not isinstance(value, str):
+                object.__setattr__(self, name, tuple(value))
+        problems = [*self._choices(), *self._ranges()]
+        problems = problems or [*self._training_problems(), *self._noise_problems()]
+        if problems:
+            raise InvalidOption("; ".join(problems), arguments=_NAMES)
+
+    def _choices(self) -> list[str]:
+        choices: dict[str, tuple[Any, ...]] = {
+            "sends": get_args(Sends),
+            "clipping": (None, *get_args(Clipping)),
+            "reduction": get_args(Reduction),
+        }
+        wrong = [
+            f"expected {{{name}}} to be one of {', '.join(str(v) for v in values if v)}, got "
+            f"{getattr(self, name)!r}"
+            for name, values in choices.items()
+            if getattr(self, name) not in values
+        ]
+        if not isinstance(self.optimizer, str) or not self.optimizer:
+            wrong.append(f"expected {{optimizer}} to be a name such as sgd, got {self.optimizer!r}")
+        if not isinstance(self.precision, str) or (
+            self.precision not in _FLOATS and self.bits is None
+        ):
+            wrong.append(
+                f"expected {{precision}} to be {', '.join(_FLOATS)} or 2-bit to 16-bit, got "
+                f"{self.precision!r}"
+            )
+        return wrong
+
+    def _ranges(self) -> list[str]:
+        wrong = [
+            f"expected {{{name}}} to be a whole number >= 1, got {value!r}"
+            for name in _COUNTS
+            if (value := getattr(self, name)) is not None
+            and (not isinstance(value, int) or isinstance(value, bool) or value < 1)
+        ]
+        wrong += [
+            f"expected {{{name}}} > 0, got {value!r}"
+            for name in ("lr", "class_weights", "sample_weights")
+            if (value := getattr(self, name)) is not None
+            and not all(
+                _number(v) and v > 0 for v in (value if isinstance(value, tuple) else (value,))
+            )
+        ]
+        wrong += [
+            f"expected {{{name}}} > 0, got {value!r}"
+            for name in ("clip", *NOISE_UNITS)
+            if (value := getattr(self, name)) is not None
+            and not (_number(value) and _SLIP <= value <= 1 / _SLIP)
+        ]
+        wrong += [
+            f"expected 0 <= {{{name}}} < 1, got {value!r}"
+            for name in ("momentum", "pruned")
+            if not _number(value := getattr(self, name)) or not 0 <= value < 1
+        ]
+        wrong += [
+            f"expected {{{name}}} >= 0, got {value!r}"
+            for name in ("weight_decay", "proximal")
+            if not _number(value := getattr(self, name)) or not value >= 0
+        ]
+        return wrong
+
+    def _training_problems(self) -> list[str]:
+        found = []
+        given = self.given(*_LOCAL)
+        if self.sends == "gradient" and given:
+            found.append(
+                f"{', '.join(f'{{{name}}}' for name in given)} belong to local training, whose clients "
+                "send weights or their difference; a gradient needs none"
+            )
+        if self.local_steps is not None and self.epochs is not None:
+            found.append("expected {local_steps} or {epochs}, which say the same, not both")
+        if self.nesterov and not self.momentum:
+            found.append("{nesterov} needs {momentum} > 0")
+        rates = len(self.lr) if isinstance(self.lr, tuple) else None
+        counts = {self.local_steps or self.epochs, self.steps}
+        if rates is not None and (counts == {None} or rates not in counts):
+            found.append(
+                f"expected one {{lr}} for each step or epoch, got {rates} for "
+                f"{self.local_steps or self.epochs or 'an unknown number'}"
+            )
+        return found
+
+    def _noise_problems(self) -> list[str]:
+        found = []
+        units = self.given(*NOISE_UNITS)
+        if len(units) > 1:
+            named = " and ".join(f"{{{unit}}}" for unit in units)
+            found.append(f"expected noise in one unit, got {named}")
+        if self.clip is None and units in (["noise_multiplier"], ["epsilon"]):
+            found.append(
+                f"{{{units[0]}}} says how much noise there is for a clipping norm, and there is none: "
+                "give {clip} (C), or the noise as {sigma}"
+            )
+        counted = units in (["noise_multiplier"], ["epsilon"])
+        per_sample = self.sends == "gradient" and self.clips != "global"
+        if counted and per_sample and self.samples is None:
+            found.append(
+                f"{{{units[0]}}} says how much noise there is in units of C / {{samples}}: give both, "
+                "or the noise as {sigma}"
+            )
+        return found
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """The same from loose values: noise of 0 and an infinite epsilon are none, and who trains
+        locally sends weights unless it is said.
+
+        >>> Protocol.of(lr=0.1, sigma=0.0) == Protocol(sends="weights", lr=0.1)
+        True
+        """
+        for name, none in (("sigma", 0), ("noise_multiplier", 0), ("epsilon", math.inf)):
+            if values.get(name) == none:
+                values[name] = None
+        trains = any(values.get(name) not in (None, _DEFAULTS[name]) for name in _LOCAL)
+        values.setdefault("sends", "weights" if trains else "gradient")
+        return cls(**values)
+
+    def given(self, *names: str) -> list[str]:
+        """Those of these fields that were told something else than their default.
+
+        >>> Protocol(sends="weights", lr=0.1).given("lr", "momentum")
+        ['lr']
+        """
+        return [name for name in names if getattr(self, name) != _DEFAULTS[name]]
+
+    @property
+    def is_sgd(self) -> bool:
+        return self.optimizer.lower() == "sgd"
+
+    @property
+    def mini_batches(self) -> bool:
+        """Does a local step take fewer samples than the update? Taken for true where nobody knows."""
+        return self.local_batch_size is not None and (
+            self.samples is None or self.local_batch_size < self.samples
+        )
+
+    @property
+    def steps(self) -> int | None:
+        """Local steps behind one update, as far as that is known; 1 of a gradient.
+
+        >>> Protocol(sends="weights", lr=0.1, epochs=3, samples=10, local_batch_size=4).steps
+        9
+        """
+        if self.sends == "gradient" or self.local_steps is not None:
+            return self.local_steps or 1
+        if self.epochs is None:
+            return None
+        if not self.mini_batches:
+            return self.epochs
+        if self.samples is None:
+            return None
+        assert self.local_batch_size is not None
+        return self.epochs * math.ceil(self.samples / self.local_batch_size)
+
+    @property
+    def one_step(self) -> bool:
+        return self.steps == 1
+
+    @property
+    def rate(self) -> float:
+        """What a difference is divided by: the (mean) learning rate; 1 where it is not known, which a
+        single step does not need to know."""
+        if isinstance(self.lr, tuple):
+            return sum(self.lr) / len(self.lr)
+        return 1.0 if self.lr is None else self.lr
+
+    def rates(self, steps: int) -> list[float]:
+        """The learning rate of each of so many steps.
+
+        >>> Protocol(sends="weights", lr=(0.1, 0.01), epochs=2).rates(4)
+        [0.1, 0.1, 0.01, 0.01]
+        """
+        if not isinstance(self.lr, tuple):
+            return [self.rate] * steps
+        last = len(self.lr) - 1
+        return [self.lr[min(last, i * len(self.lr) // steps)] for i in range(steps)]
+
+    def kept(self, steps: int) -> float:
+        """The share of the first weights that weight decay leaves after so many steps."""
+        weight, velocity = 1.0, 0.0
+        for rate in self.rates(steps) if self.weight_decay else ():
+            gradient = self.weight_decay * weight
+            velocity = self.momentum * velocity + gradient
+            step = gradient + self.momentum * velocity if self.nesterov else velocity
+            weight -= rate * step
+        return weight
+
+    def optimiser(self, parameters: list[nn.Parameter]) -> torch.optim.SGD:
+        return torch.optim.SGD(
+            parameters,
+            lr=self.rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+        )
+
+    @property
+    def bits(self) -> int | None:
+        """Of a uniform grid, where the precision is one."""
+        named = re.fullmatch(r"(\d{1,2})-bit", self.precision)
+        count = int(named[1]) if named else 0
+        return count if 2 <= count <= 16 else None
+
+    @property
+    def coarse(self) -> bool:
+        """Is what is sent rounded to less than float32, or pruned?"""
+        return self.precision not in ("float32", "float64") or self.pruned > 0
+
+    @property
+    def clips(self) -> Clipping | None:
+        """What is clipped: as told, or as is usual for what is sent."""
+        if self.clip is None or self.clipping is not None:
+            return self.clipping
+        return "per-sample" if self.sends == "gradient" else "global"
+
+    @property
+    def total(self) -> int | None:
+        """Samples behind what the server sees: those of all clients that it cannot tell apart."""
+        return None if self.samples is None else self.samples * self.clients
+
+    @property
+    def undefended(self) -> Self:
+        """The same with nothing done to the update."""
+        names = ("clip", "clipping", *NOISE_UNITS, "precision", "pruned")
+        return dataclasses.replace(self, **{name: _DEFAULTS[name] for name in names})
+
+    @property
+    def defended(self) -> bool:
+        """Is anything done to the update, or is it hidden among others?"""
+        return self != self.undefended or self.clients > 1
+
+    @property
+    def training(self) -> str:
+        """Local training in words."""
+        if self.sends == "gradient":
+            return "FedSGD"
+        parts = ["FedAvg"]
+        for count, word in ((self.epochs, "epoch"), (self.local_steps, "step")):
+            if count is not None:
+                parts.append(f"{count} {word}{'s' * (count > 1)}")
+        if self.lr is not None:
+            several = isinstance(self.lr, tuple)
+            parts.append(f"lr {self.rate:g}{' on average' * several}")
+        if self.local_batch_size is not None:
+            parts.append(f"steps of {self.local_batch_size}")
+        return ", ".join(parts)
+
+    def words(self, base: Protocol | None = None) -> str:
+        """What it is, or what tells it from `base`."""
+        values = _DEFAULTS if base is None else {n: getattr(base, n) for n in _NAMES}
+        shown = {name for name in _NAMES if getattr(self, name) != values[name]}
+        parts = [f"b = {self.samples}"] if "samples" in shown else []
+        if shown & {"sends", "epochs", "local_steps", "lr", "local_batch_size"}:
+            parts.append(self.training)
+        for name in ("momentum", "weight_decay", "proximal"):
+            if name in shown:
+                parts.append(f"{name.replace('_', ' ')} {getattr(self, name):g}")
+        if "clip" in shown:
+            parts.append("not clipped" if self.clip is None else f"C = {self.clip:g}")
+        if shown & set(NOISE_UNITS):
+            letters = dict(zip(NOISE_UNITS, "σzε", strict=True))
+            told = [
+                f"{a} = {v:g}" for n, a in letters.items() if (v := getattr(self, n)) is not None
+            ]
+            parts.append(", ".join(told) or "no noise")
+        parts += [self.precision] if "precision" in shown else []
+        if "pruned" in shown:
+            parts.append(f"{self.pruned:.0%} pruned" if self.pruned else "not pruned")
+        parts += [f"{self.clients} clients aggregated"] if "clients" in shown else []
+        return ", ".join(parts) or "base"
+
+
+_DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in dataclasses.fields(Protocol)}
+_NAMES = tuple(_DEFAULTS)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+UNTOLD = Protocol()
+"""A gradient of which nothing else is known."""

@@ -1,0 +1,160 @@
+"""What was sent, read as gradients: by what it was said to be, unless it is plainly something else.
+
+People hand over weights where gradients are asked for, and differences where weights are. Read as what
+it was said to be, such an update shows nothing, and "nothing recovered" is the most dangerous answer
+there is. Sizes tell weights from the rest: weights after training lie near those before it, a gradient
+or a difference does not. Where sizes leave a doubt the spectrum decides: the right reading has low
+rank.
+
+A gradient and a difference differ by their sign and a factor, which leave inputs as they are. Which of
+the two it was shows when the model is replayed (`spear.inversion`). Weight decay and other penalties
+are told by the spectrum, too (`spear.penalty`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from spear.errors import NoUpdate
+from spear.tolerances import EVEN_ENTRIES, FAR_FROM_WEIGHTS, LOWER_RANK, NEAR_THE_WEIGHTS
+from spear.update.layer_update import LayerUpdate
+from spear.update.protocol import Protocol, Sends
+
+_SHARE = 1 << 20  # entries of a tensor that sizes are compared by
+_TELLING = 8  # rows and columns from which on a low rank is no accident
+
+_NAMES: dict[Sends, str] = {
+    "gradient": "a gradient",
+    "weights": "weights",
+    "difference": "a difference of weights",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """An update as gradients, and how it had to be read for that."""
+
+    gradients: dict[str, Tensor] = field(repr=False)  # their sum over the local steps
+    protocol: Protocol
+    mistake: str = ""  # if it was said to be something else
+
+
+def read(before: Mapping[str, Tensor], sent: Mapping[str, Tensor], told: Protocol) -> Reading:
+    """The gradients behind what was sent.
+
+    Args:
+        before: the parameters that the client was sent.
+        sent: what came back, of all of them or some.
+        told: what it is said to be.
+
+    >>> W = torch.randn(20, 30)
+    >>> moved = torch.randn(20, 1) @ torch.randn(1, 30)
+    >>> right = read({"w": W}, {"w": W - 0.1 * moved}, Protocol(sends="weights", lr=0.1))
+    >>> torch.allclose(right.gradients["w"], moved, atol=1e-5), right.mistake
+    (True, '')
+    >>> wrong = read({"w": W}, {"w": W - 0.1 * moved}, Protocol())
+    >>> wrong.protocol.sends, wrong.mistake
+    ('weights', 'what was given as a gradient is weights, near those the client was sent: read so')
+    """
+    before = {name: before[name].detach() for name in sent}
+    sends = _recognised(before, sent, told.sends)
+    mistake = ""
+    if sends != told.sends:
+        near = ", near those the client was sent" if sends == "weights" else ""
+        mistake = f"what was given as {_NAMES[told.sends]} is {_NAMES[sends]}{near}: read so"
+        told = dataclasses.replace(told, sends=sends)
+    if sends == "gradient":
+        return Reading(dict(sent), told, mistake)
+    # Where the number of steps is not known, the spectrum tells what weight decay took off.
+    kept = told.kept(told.steps) if told.steps is not None else 1.0
+    rate = told.rate
+    if sends == "weights":
+        gradients = {
+            name: (kept * before[name] - new.to(before[name])) / rate for name, new in sent.items()
+        }
+    else:
+        gradients = {
+            name: -((1 - kept) * before[name] + moved.to(before[name].device)) / rate
+            for name, moved in sent.items()
+        }
+    return Reading(gradients, told, mistake)
+
+
+def _recognised(before: Mapping[str, Tensor], sent: Mapping[str, Tensor], said: Sends) -> Sends:
+    """What was sent, by its size and spectrum."""
+    if said != "gradient" and not any(bool(new.any()) for new in sent.values()):
+        raise NoUpdate(
+            [
+                f"the {said} sent is zero: the client did not train, or a state dict was taken from "
+                "itself (state_dict() returns references: copy it before training)"
+            ]
+        )
+    if sent and all(torch.equal(new.to(before[name]), before[name]) for name, new in sent.items()):
+        raise NoUpdate(
+            [
+                "what was sent equals the model: the client did not train, or the state dict is the "
+                "model's own (state_dict() returns references: copy it before training)"
+            ]
+        )
+    old_old = old_new = new_new = 0.0
+    for old, new in _pairs(before, sent):
+        old_old += float(old @ old)
+        old_new += float(old @ new)
+        new_new += float(new @ new)
+    if not old_old or not new_new:
+        return said
+    cosine, kept = old_new / (old_old * new_new) ** 0.5, old_new / old_old
+    if said != "weights":
+        near = cosine > NEAR_THE_WEIGHTS and 0.5 < kept < 2
+        return "weights" if near else said
+    far = cosine < FAR_FROM_WEIGHTS and kept < 0.5
+    return "difference" if far and _has_lower_rank(before, sent) else said
+
+
+def _pairs(
+    before: Mapping[str, Tensor], sent: Mapping[str, Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    for name, new in sent.items():
+        if new.is_floating_point():
+            old = before[name].reshape(-1)[:_SHARE].double()
+            yield old, new.reshape(-1)[:_SHARE].to(old)
+
+
+def _has_lower_rank(before: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> bool:
+    """Has what was sent far less outside its leading half of directions than its difference has?"""
+    own = moved = 0.0
+    for name, new in sent.items():
+        if new.ndim == 2 and min(new.shape) >= _TELLING:
+            own += _tail(new)
+            moved += _tail(new.to(before[name]) - before[name])
+    return own < LOWER_RANK * moved
+
+
+def _tail(matrix: Tensor) -> float:
+    """The share of a matrix outside its leading half of singular directions."""
+    wide = matrix.double() if matrix.shape[0] <= matrix.shape[1] else matrix.double().T
+    values = torch.linalg.eigvalsh(wide @ wide.T).clamp_min(0)
+    total = float(values.sum())
+    return (float(values[: len(values) // 2].sum()) / total) ** 0.5 if total else 0.0
+
+
+def scales_entries(view: LayerUpdate) -> bool:
+    """Does the difference look like one of Adam, whose step is about as long in every entry?
+
+    One step of Adam moves every entry by the learning rate, up to its sign; several add up to at most
+    their number times that. So the median entry is not far from the largest. Of N entries of Gaussian
+    noise the median is 0.67 deviations and the largest sqrt(2 ln N); a gradient, a sum of products, is
+    farther spread than that.
+    """
+    moved = view.weight_grad.detach().reshape(-1)[:_SHARE].double().abs()
+    moved = moved[moved > 0]
+    if len(moved) < _TELLING**2:
+        return False
+    spread = 0.6745 / math.sqrt(2 * math.log(len(moved)))
+    return float(moved.median()) > EVEN_ENTRIES * spread * float(moved.max())
