@@ -13,7 +13,7 @@ demo: $(VENV)/installed
 	$(BIN)/spear demo
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 # Of the core; python tools/mutate.py asks whether the tests would notice a fault, too.
 coverage: $(VENV)/installed-dev

@@ -10,6 +10,46 @@ from pathlib import Path
 import pytest
 import torch
 
+# What is counted as covered; tools/core_coverage.py runs these alone.
+CORE_TESTS = """
+    cascade certificate defences directions errors factors features fedavg inversion judge_layer
+    layers mutants_factors mutants_factors_size mutants_patterns mutants_selection noise
+    not_refused partial patterns penalty relu_sides replay rivals sampling selection settings
+    spread theory update verdict_traps verdicts
+"""
+# Tests that share something which takes long to set up, or that two of may not run at a time. Marks
+# do not help: pytest-xdist 3.8 loses its groups beside pytest 9.2.
+_TOGETHER = {
+    "tests/test_ray.py": "ray",
+    "in_the_simulation": "ray",
+    "in_flowers_simulation": "ray",
+    "tests/test_docs.py": "docs",
+    "tests/test_secrets.py": "tour",
+    "every_command_works_without_a_network": "tour",
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Spread tests over the cores one by one, but for those that belong together."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((group for part, group in _TOGETHER.items() if part in nodeid), nodeid)
+
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Coverage of the core is counted in the core's own tests: watching the others takes minutes."""
+    if config.pluginmanager.hasplugin("_cov"):
+        core = {f"test_{name}.py" for name in CORE_TESTS.split()}
+        for item in items:
+            if item.path.name.startswith("test_") and item.path.name not in core:
+                item.add_marker("no_cover")
+
+
 collect_ignore = []
 if find_spec("typer") is None or find_spec("rich") is None:
     collect_ignore += ["src/spear/cli.py", "src/spear/cli_data.py", "src/spear/cli_reproduce.py"]

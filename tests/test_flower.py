@@ -816,7 +816,6 @@ def simulated(script, folder):
     return told
 
 
-@pytest.mark.xdist_group("ray")
 def test_the_example_runs_in_flowers_simulation_and_ends_with_the_report(tmp_path):
     pytest.importorskip("skimage", reason="needs the cli extra")
     told = simulated(ROOT / "examples" / "flower_audit" / "run.py", tmp_path)
@@ -867,7 +866,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.xdist_group("ray")
 def test_somebodys_app_with_differential_privacy_in_the_simulation(tmp_path):
     (tmp_path / "app.py").write_text(SOMEBODYS_APP)
     (tmp_path / "flower_federation.py").write_text(

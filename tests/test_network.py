@@ -71,7 +71,6 @@ def test_this_process_is_guarded_too():
     log.write_text("")  # as planned
 
 
-@pytest.mark.xdist_group("tour")
 def test_every_command_works_without_a_network_and_asks_for_none(tour):
     assert tour.network == []
     if tour.traced:  # the kernel's word, native code and child processes included

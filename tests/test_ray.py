@@ -27,7 +27,6 @@ from spear.trials import LocalEngine, RowFile, Status
 from spear.trials.trial import measure
 from trial_work import grid, squared, trial, wait_for, work
 
-pytestmark = pytest.mark.xdist_group("ray")  # one cluster for them all
 HERE = Path(__file__).resolve().parent
 TINY = """
 from trial_work import attack
@@ -86,7 +85,7 @@ class Cluster:
 
     def head(self) -> None:
         # A machine that is lost is noticed in seconds instead of a minute.
-        health = '{"health_check_period_ms":500,"health_check_failure_threshold":4}'
+        health = '{"health_check_period_ms":500,"health_check_failure_threshold":10}'
         port = self.address.split(":")[1]
         self.start(
             "head",

@@ -17,7 +17,7 @@ def real_batch(name, root, b, seed, normalise=True, width=200):
     return images, model, x, y
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("b", [8, 12])
 @pytest.mark.parametrize("name", ["cifar10", "mnist", "tiny_imagenet"])
 def test_whole_batches_come_back(name, b, seed, data_root):
@@ -59,7 +59,7 @@ def test_a_batch_of_twenty(data_root):
     assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize(
     ("name", "b", "width"),
@@ -134,5 +134,5 @@ def test_a_search_that_finds_nothing_ends_in_a_verdict(data_root):
     """Pruning MNIST by 1 % left a round of estimates without any direction, which was an IndexError."""
     _, model, x, y = real_batch("mnist", data_root, 20, 0)
     update = defences.prune(fedsgd(model, x, y), 0.01)
-    result = spear.invert(spear.observe(model, update), model=model, max_seconds=20)
+    result = spear.invert(spear.observe(model, update), model=model, max_seconds=8)
     assert (result.outcome, len(result.inputs)) == (Outcome.INCONCLUSIVE, 0)

@@ -92,7 +92,6 @@ def test_the_search_finds_a_canary_wherever_it_hides(hidden):
     assert not holds_canary(hidden(torch.rand(4, 48, dtype=torch.float64)))
 
 
-@pytest.mark.xdist_group("tour")
 def test_only_what_was_asked_for_is_written(tour):
     made = {
         path.relative_to(tour.folder / "work").as_posix()
@@ -106,7 +105,6 @@ def test_only_what_was_asked_for_is_written(tour):
 
 
 @POSIX
-@pytest.mark.xdist_group("tour")
 def test_all_of_it_is_its_owners(tour):
     for part in ("work", "home"):
         for path in (tour.folder / part).rglob("*"):
@@ -114,7 +112,6 @@ def test_all_of_it_is_its_owners(tour):
                 assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
-@pytest.mark.xdist_group("tour")
 def test_the_private_batch_is_where_it_was_asked_for_and_nowhere_else(tour):
     work = tour.folder / "work"
     found = {
@@ -131,7 +128,6 @@ def test_the_private_batch_is_where_it_was_asked_for_and_nowhere_else(tour):
     assert "are removed" in told["told"]["audit, then redacted"]
 
 
-@pytest.mark.xdist_group("tour")
 def test_redacted_files_name_no_folder(tour):
     work = tour.folder / "work"
     for name in ("r.json", "r.html", "s.json", "slim/report.html", "full/report.html"):
