@@ -22,7 +22,7 @@ from spear.audit.loading import build_model, load_object
 from spear.audit.tensors import read_tensors
 from spear.audit.update_files import UpdateFiles, invert_files
 from spear.errors import InvalidFile, InvalidOption
-from spear.federated import fedavg
+from spear.federated import fedavg, fedsgd
 from spear.inversion import Outcome
 from spear.update.plain_mlp import linear_layers, plain_mlp
 
@@ -421,6 +421,44 @@ def test_damaged_files_are_told(tmp_path, kind, damage):
     )
     with pytest.raises(InvalidFile, match=f"w.{kind}"):
         read_tensors(path)
+
+
+def test_mistakes_are_said_first_and_attacked_or_not_told_apart_from_safe(tmp_path, case):
+    """Weights as --update, a difference as it, the weights themselves, Adam, no layer to attack."""
+    planted, weights, _ = case
+    sent = fedavg(planted.model, planted.inputs, planted.labels, lr=0.05)
+    own = dict(planted.model.state_dict())
+    moved = {name: sent[name] - own[name] for name in own}
+    signs = {name: own[name] - 1e-3 * planted.gradients[name].sign() for name in own}
+    cases = {
+        ("update", 20, "what was given as a gradient is weights"): sent,
+        ("update", 20, "has the sign of a difference, after minus before"): moved,
+        ("after", 20, "what was given as weights is a difference"): moved,
+        ("difference", 20, "what was given as a difference of weights is weights"): sent,
+        ("update", 30, "not attacked: what was sent equals the model"): own,
+        ("after", 30, "not attacked: what was sent equals the model"): own,
+        ("after", 30, "the update looks like one of Adam"): signs,
+    }
+    for (option, code, words), tensors in cases.items():
+        file = save(tmp_path / "u.pt", tensors)
+        done = run("--weights", weights, f"--{option}", file, "-q")
+        assert done.returncode == code, done.stdout + done.stderr
+        assert words in done.stdout.split(";")[0]
+    told = ("--optimizer", "adam", "--lr", "0.05")
+    done = run("--weights", weights, "--after", save(tmp_path / "a.pt", sent), *told, "-q")
+    assert (done.returncode, "train with adam" in done.stdout) == (30, True)
+    (tmp_path / "smooth.py").write_text(
+        "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Linear(48, 60), nn.Tanh(), "
+        "nn.Linear(60, 10))\n"
+    )
+    smooth = nn.Sequential(nn.Linear(48, 60), nn.Tanh(), nn.Linear(60, 10))
+    state = save(tmp_path / "s.pt", smooth.state_dict())
+    gradients = save(tmp_path / "g.pt", fedsgd(smooth, planted.inputs, planted.labels))
+    done = run(
+        "--weights", state, "--update", gradients, "--model", f"{tmp_path}/smooth.py:net", "-q"
+    )
+    assert done.returncode == 30, done.stdout + done.stderr
+    assert "expected a linear layer with a bias, next to a ReLU" in done.stdout
 
 
 def as_shown(error):

@@ -104,6 +104,14 @@ class Factors:
         return self.relative_noise > NOISY
 
     @property
+    def low_rank(self) -> bool:
+        """Is it, but for rounding, of a rank below half of what it could be?"""
+        if self.batch_size is None:
+            return False
+        most = min(int(self.live_rows.sum()), int(self.live_columns.sum()))
+        return 2 * self.batch_size <= most and not (self.batch_size and self.noisy)
+
+    @property
     def uneven(self) -> bool:
         """Is the faintest sample near the noise, though the others are not?"""
         edge = self.noise * (math.sqrt(self.view.outputs) + math.sqrt(self.view.inputs))

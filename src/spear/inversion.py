@@ -132,7 +132,7 @@ def invert(
     with watch.stage("factorise"):
         factors, penalty = without_penalty(factorise(view))
     notes = () if penalty is None else (penalty.words,)
-    if scales_entries(view) and (factors.batch_size is None or factors.noisy):
+    if scales_entries(view) and not factors.low_rank:
         return _finish(_entrywise(factors, watch.stats), view.mistake, throw, watch)
     if not factors.batch_size:
         return _finish(_no_batch(factors, watch.stats), view.mistake, throw, watch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from dataclasses import fields as fields_of
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from spear.audit.setting import Setting
 from spear.errors import InvalidOption
 from spear.federated import defences, fedavg, fedsgd
-from spear.update import LayerUpdate, observe
+from spear.update import LayerUpdate, Protocol, observe
 
 Batch = tuple[Tensor, Tensor]
 
@@ -34,14 +35,13 @@ class Sent:
 
     def view(self, model: nn.Module) -> LayerUpdate:
         """The attackable layer as the server sees it."""
-        s = self.setting
-        if s.sends == "gradient":
-            return observe(model, self.update)
-        told: dict[str, Any] = {"lr": s.lr, "epochs": s.epochs}
-        told["local_batch_size"] = s.local_batch_size
-        if s.sends == "difference":
-            return observe(model, difference=self.update, **told)
-        return observe(model, after=self.after(model), **told)
+        fields = {field.name: getattr(self.setting, field.name) for field in fields_of(Protocol)}
+        told = Protocol(**{**fields, "samples": None})  # which a server need not know
+        if told.sends == "gradient":
+            return observe(model, self.update, protocol=told)
+        if told.sends == "difference":
+            return observe(model, difference=self.update, protocol=told)
+        return observe(model, after=self.after(model), protocol=told)
 
     def apply(self, model: nn.Module, lr: float) -> None:
         """The server's step: the model moves on, in place."""
