@@ -85,13 +85,13 @@ def test_an_interrupt_that_an_attack_swallows_ends_the_run_and_leaves_no_row():
 @main_thread
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_whoever_ends_the_command_has_it_clean_up(number):
-    before = signal.getsignal(number)
-    with pytest.raises(SystemExit) as end, spear.__main__._orderly_end():
-        signal.raise_signal(number)
-    assert end.value.code == 128 + number
-    assert signal.getsignal(number) is before
-    signal.signal(number, signal.SIG_IGN)
+    before = signal.signal(number, signal.SIG_DFL)  # Ray leaves a handler of its own behind
     try:
+        with pytest.raises(SystemExit) as end, spear.__main__._orderly_end():
+            signal.raise_signal(number)
+        assert end.value.code == 128 + number
+        assert signal.getsignal(number) is signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN)
         with spear.__main__._orderly_end():  # nohup
             os.kill(os.getpid(), number)
     finally:
