@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import spear
-from planted import plant, worst_error
+from planted import bare, plant, worst_error
 from spear.factors import factorise
 from spear.federated import defences
 from spear.penalty import Penalty, without_penalty
@@ -77,10 +77,12 @@ def test_weight_decay_that_was_not_told_in_a_federated_step():
     assert worst_error(spear.invert(factors.view).inputs, planted.inputs) < 1e-8
 
 
-def test_weights_given_as_a_gradient():
+def test_weights_given_as_the_gradient_of_a_bare_layer():
     planted = plant(5, m=100, n=80, dtype=torch.float64)
-    sent = {n: p.detach() - 0.1 * planted.gradients[n] for n, p in planted.model.named_parameters()}
-    factors, penalty = without_penalty(factorise(spear.observe(planted.model, sent)))
+    view = bare(planted.view)
+    moved = {"weight_grad": view.weight, "bias_grad": view.bias}
+    sent = {name: value - 0.1 * getattr(view, name) for name, value in moved.items()}
+    factors, penalty = without_penalty(factorise(dataclasses.replace(view, **sent)))
     assert "the weights themselves" in penalty.words
     assert factors.batch_size == 5
     assert torch.allclose(
