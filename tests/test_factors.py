@@ -252,15 +252,11 @@ def test_devices_without_float64_work_on_the_cpu():
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_a_large_gradient_needs_little_extra_memory():
     script = Path(__file__).parent.parent / "benchmarks" / "memory.py"
-    for size, least in (
-        (["--n", str(3 * 720 * 720)], 1.2e9),
-        (["--m", "4096", "--n", "25088"], 4e8),
-    ):
-        command = [sys.executable, str(script), *size]
-        measured = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-        assert measured["batch_size"] == 20
-        assert measured["gradient_bytes"] > least
-        assert measured["ratio"] < 0.5
+    command = [sys.executable, str(script), "--n", str(3 * 720 * 720)]
+    measured = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert measured["batch_size"] == 20
+    assert measured["gradient_bytes"] > 1.2e9
+    assert measured["ratio"] < 0.5
 
 
 @pytest.mark.parametrize("shape", [(200, 784), (400, 3072), (300, 300)])

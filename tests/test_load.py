@@ -49,7 +49,7 @@ def test_many_inversions_take_no_more_memory_than_a_few():
         return resident(), len(gc.get_objects()), len(linecache.cache)
 
     memory, objects, sources = inverted(20)
-    later = inverted(80)
+    later = inverted(50)
     assert later[0] - memory < 4  # MB; 0.1 to 0.6 were seen
     assert later[1] - objects < 60  # torch.fx kept 15 an inversion
     assert later[2] <= sources
@@ -65,7 +65,7 @@ def test_traced_models_work_after_their_source_is_forgotten():
 
 
 def test_threads_give_the_bits_of_one_after_the_other():
-    batches = [plant(2 + i % 5, m=60, n=40, seed=i) for i in range(10)]
+    batches = [plant(2 + i % 5, m=60, n=40, seed=i) for i in range(6)]
     shared = batches[0].model
     generator = torch.Generator().manual_seed(5)
     for i in range(4):  # updates of the same model object

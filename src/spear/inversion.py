@@ -84,6 +84,8 @@ class Inversion:
     """(k,) standard deviation of an input's error, from the update's noise."""
     stats: Mapping[str, float] = field(repr=False)
     """Seconds per stage, submatrices sampled, directions found."""
+    mistake: str = ""
+    """What the update was said to be and is not, in words; `reason` begins with it."""
 
 
 def invert(
@@ -528,7 +530,7 @@ def _uncertified(
 
 def _finish(result: Inversion, mistake: str, throw: bool, watch: Watch) -> Inversion:
     if mistake:  # first: whoever reads on should know
-        result = dataclasses.replace(result, reason=f"{mistake}; {result.reason}")
+        result = dataclasses.replace(result, mistake=mistake, reason=f"{mistake}; {result.reason}")
     if watch.spread.trouble:  # told whatever the outcome: who runs the workers should know
         result = dataclasses.replace(result, reason=f"{result.reason}; {watch.spread.trouble}")
     if throw and result.outcome is not Outcome.EXACT:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from scipy import optimize, special, stats
+import scipy  # its parts are imported when they are first used: the command line starts sooner
 
 from spear.errors import InvalidOption
 
@@ -48,7 +48,7 @@ def success_probability(b: int, singular: float = SINGULAR_BASE) -> float:
 
 def harmonic(b: int) -> float:
     """H_b = 1 + 1/2 + ... + 1/b."""
-    return float(special.digamma(b + 1) + np.euler_gamma)
+    return float(scipy.special.digamma(b + 1) + np.euler_gamma)
 
 
 def expected_samples(b: int, singular: float = SINGULAR_BASE) -> float:
@@ -118,7 +118,9 @@ def samples_quantile(
     if not rates.min() > 0:
         return math.inf
     most = -math.log1p(-(p ** (1 / b))) / rates.min()  # as if all were as rare as the rarest
-    return float(optimize.brentq(lambda t: _all_found(rates, np.array([t]))[0] - p, 0, 2 * most))
+    return float(
+        scipy.optimize.brentq(lambda t: _all_found(rates, np.array([t]))[0] - p, 0, 2 * most)
+    )
 
 
 def _finding_rates(
@@ -127,12 +129,12 @@ def _finding_rates(
     """How often a submatrix shows each column (b,), of so many zeros each among m rows."""
     _check(b, m)
     if zeros is None:
-        zeros = [int(z) for z in stats.binom.ppf((np.arange(b) + 0.5) / b, m, 0.5)]
+        zeros = [int(z) for z in scipy.stats.binom.ppf((np.arange(b) + 0.5) / b, m, 0.5)]
     if len(zeros) != b:
         raise InvalidOption(f"expected one count of zeros per sample ({b}), got {len(zeros)}")
     z = np.asarray(zeros)
     drawn = b if overlapping else b - 1
-    shown = np.asarray(stats.hypergeom.sf(b - 2, m, z, drawn)) / (b if overlapping else 1)
+    shown = np.asarray(scipy.stats.hypergeom.sf(b - 2, m, z, drawn)) / (b if overlapping else 1)
     return shown * (1 - math.pow(singular, b - 1))
 
 
@@ -168,7 +170,7 @@ def samples_with_high_probability(b: int, p: float, p_fr: float = 0.0) -> float:
     if q == 0:
         return math.inf
     directions = b * math.log(2 * b / p_star)  # c^p: correct directions until all b are distinct
-    quantile = -float(stats.norm.ppf(p_star / 2))
+    quantile = -float(scipy.stats.norm.ppf(p_star / 2))
     # n q - z sqrt(n q (1-q)) = c is a quadratic in sqrt(n q).
     spread = quantile * math.sqrt(1 - q)
     root = (spread + math.sqrt(spread**2 + 4 * directions)) / 2
@@ -184,7 +186,7 @@ def pattern_by_chance(rows: int, b: int) -> float:
     True
     """
     _check(b, rows)
-    return float(stats.binom.cdf(b - 1, rows - 1, 0.5))
+    return float(scipy.stats.binom.cdf(b - 1, rows - 1, 0.5))
 
 
 def false_rejection(threshold: float, m: int) -> float:
@@ -197,7 +199,7 @@ def false_rejection(threshold: float, m: int) -> float:
     '9.98e-06'
     """
     _check(1, m)
-    return float(stats.binom.cdf(math.ceil(threshold * m - 1e-9) - 1, m, 0.5))
+    return float(scipy.stats.binom.cdf(math.ceil(threshold * m - 1e-9) - 1, m, 0.5))
 
 
 def sparsity_threshold(m: int, p_fr: float = 1e-5) -> float:
@@ -208,7 +210,9 @@ def sparsity_threshold(m: int, p_fr: float = 1e-5) -> float:
     """
     _check(1, m)
     _check_probability("p_fr", p_fr)
-    zeros = int(stats.binom.ppf(p_fr, m, 0.5))  # the smallest count whose P(<= count) reaches p_fr
+    zeros = int(
+        scipy.stats.binom.ppf(p_fr, m, 0.5)
+    )  # the smallest count whose P(<= count) reaches p_fr
     return zeros / m  # so P(< count) is still below it
 
 
@@ -237,7 +241,7 @@ def failure_bound_by_columns(b: int, m: int, p_fr: float = 1e-9) -> float:
     _check(b, m)
     k = np.arange(m + 1)
     lacking = np.array([_rank_lacking(b - 1, rows) for rows in k.tolist()])
-    missed = b * float(np.sum(stats.binom.pmf(k, m, 0.5) * lacking))
+    missed = b * float(np.sum(scipy.stats.binom.pmf(k, m, 0.5) * lacking))
     return min(1.0, missed - math.expm1(b * math.log1p(-p_fr)))
 
 
@@ -251,7 +255,7 @@ def _rank_lacking(n: int, k: int) -> float:
     if k < n:
         return 1.0
     s = np.arange(1, n + 1)
-    few = _log_binomial(n, s) + stats.binom.logcdf(s - 1, k, 1 - np.exp2(-s))
+    few = _log_binomial(n, s) + scipy.stats.binom.logcdf(s - 1, k, 1 - np.exp2(-s))
     return min(1.0, float(np.exp(np.minimum(few, 0)).sum()))
 
 
@@ -264,10 +268,14 @@ def _full_rank_submatrix_exists(b: int, m: int, base: float) -> float:
     with np.errstate(over="ignore"):
         submatrices = np.exp(_log_binomial(k, b - 1))
     some_full_rank = -np.expm1((b - 1) * submatrices * math.log(base))
-    return float(np.sum(stats.binom.pmf(k, m, 0.5) * some_full_rank))
+    return float(np.sum(scipy.stats.binom.pmf(k, m, 0.5) * some_full_rank))
 
 
 def _log_binomial(n: np.ndarray | int, k: np.ndarray | int) -> np.ndarray:
     n, k = np.asarray(n, dtype=float), np.asarray(k, dtype=float)
-    log: np.ndarray = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
+    log: np.ndarray = (
+        scipy.special.gammaln(n + 1)
+        - scipy.special.gammaln(k + 1)
+        - scipy.special.gammaln(n - k + 1)
+    )
     return log

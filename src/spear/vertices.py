@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import scipy
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 
 from spear.directions import Directions, Watch, unit
@@ -61,7 +61,7 @@ def farthest(white: Tensor, h: Tensor, direction: Tensor) -> Tensor | None:
     Rounding leaves a sample's zeros a little negative, which moves a vertex; taking the kernel of all
     its zeros brings it back.
     """
-    solution = linprog(
+    solution = scipy.optimize.linprog(
         -direction.cpu().numpy(),
         A_ub=-white.cpu().numpy(),
         b_ub=torch.zeros(len(white)).numpy(),

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import scipy
 import torch
-from scipy.stats import poisson
 from torch import Tensor
 
 from spear.directions import (
@@ -239,8 +239,10 @@ def excused(directions: Directions, silent: Tensor) -> Tensor:
         nearest = on.sort().values[: max(1, len(on) // 10)]
         expected.append(level * len(nearest) / float(nearest[-1]))
     mean = torch.tensor(expected, dtype=torch.float64)
-    allowed = torch.from_numpy(poisson.isf(DROWNED_CHANCE, mean.numpy())).to(silent.device)
-    if float(silent.sum()) > poisson.isf(DROWNED_CHANCE, float(mean.sum())):
+    allowed = torch.from_numpy(scipy.stats.poisson.isf(DROWNED_CHANCE, mean.numpy())).to(
+        silent.device
+    )
+    if float(silent.sum()) > scipy.stats.poisson.isf(DROWNED_CHANCE, float(mean.sum())):
         return torch.zeros_like(silent)
     return torch.where(silent <= allowed, silent, 0)
 

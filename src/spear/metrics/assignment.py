@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import scipy
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from spear.errors import InvalidOption
@@ -45,7 +45,7 @@ def least_cost(cost: Tensor) -> Assignment:
     k, b = cost.shape
     usable = cost.isfinite().all(1).nonzero().flatten()
     # Left out instead of priced high: one huge cost would drown the differences between the others.
-    rows, columns = linear_sum_assignment(cost[usable].numpy())
+    rows, columns = scipy.optimize.linear_sum_assignment(cost[usable].numpy())
     pairs = dict(zip(usable[rows].tolist(), columns.tolist(), strict=True))
     left = [column for column in range(b) if column not in set(pairs.values())]
     broken = [row for row in range(k) if not bool(cost[row].isfinite().all())]

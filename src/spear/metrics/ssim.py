@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy
 import torch
-from scipy.ndimage import correlate1d
 from torch import Tensor
 
 from spear.errors import InvalidOption
@@ -54,5 +54,5 @@ def _blurred(images: Tensor) -> Tensor:
     offsets = np.arange(WINDOW) - margin
     window = np.exp(-np.square(offsets) / (2 * SIGMA**2))
     window /= window.sum()
-    rows = correlate1d(images.numpy(), window, axis=-2)[..., margin:-margin, :]
-    return torch.from_numpy(correlate1d(rows, window, axis=-1)[..., margin:-margin])
+    rows = scipy.ndimage.correlate1d(images.numpy(), window, axis=-2)[..., margin:-margin, :]
+    return torch.from_numpy(scipy.ndimage.correlate1d(rows, window, axis=-1)[..., margin:-margin])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from scipy.special import betaincinv
+import scipy
 from torch import Tensor
 
 from spear.errors import InvalidOption
@@ -74,8 +74,8 @@ class Rate:
         if not self.trials:
             return (0.0, 1.0)
         k, n, tail = self.count, self.trials, (1 - confidence) / 2
-        low = float(betaincinv(k, n - k + 1, tail)) if k else 0.0
-        high = float(betaincinv(k + 1, n - k, 1 - tail)) if k < n else 1.0
+        low = float(scipy.special.betaincinv(k, n - k + 1, tail)) if k else 0.0
+        high = float(scipy.special.betaincinv(k + 1, n - k, 1 - tail)) if k < n else 1.0
         return (low, high)
 
     def __str__(self) -> str:

@@ -65,6 +65,7 @@ def observe(
         protocol: all of that in one object instead.
         layer: the layer to attack; without it, the attackable one closest to the data.
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
     >>> loss = net(torch.randn(3, 8)).sum()
     >>> view = observe(net, torch.autograd.grad(loss, list(net.parameters())))

@@ -150,11 +150,13 @@ def scales_entries(view: LayerUpdate) -> bool:
     One step of Adam moves every entry by the learning rate, up to its sign; several add up to at most
     their number times that. So the median entry is not far from the largest. Of N entries of Gaussian
     noise the median is 0.67 deviations and the largest sqrt(2 ln N); a gradient, a sum of products, is
-    farther spread than that.
+    farther spread than that. Entries that were pruned, or rounded to zero, are scattered over rows and
+    columns, and count.
     """
-    moved = view.weight_grad.detach().reshape(-1)[:_SHARE].double().abs()
-    moved = moved[moved > 0]
-    if len(moved) < _TELLING**2:
+    rows = max(1, _SHARE // view.inputs)
+    moved = view.weight_grad.detach()[:rows].double().abs()
+    moved = moved[moved.any(1)][:, moved.any(0)]
+    if moved.numel() < _TELLING**2:
         return False
-    spread = 0.6745 / math.sqrt(2 * math.log(len(moved)))
+    spread = 0.6745 / math.sqrt(2 * math.log(moved.numel()))
     return float(moved.median()) > EVEN_ENTRIES * spread * float(moved.max())

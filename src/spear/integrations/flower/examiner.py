@@ -52,9 +52,14 @@ class Options(TypedDict, total=False):
     """FedProx' mu; the strategy puts it in the train config."""
     optimizer: str
     """"sgd"; with any other nothing is attacked, and the report says why."""
+    clip: float | None
     clipping: Clipping | None
     sigma: float | None
-    """Noise that clients add to every entry of what they send."""
+    """Noise that clients add to every entry of what they send; or"""
+    noise_multiplier: float | None
+    precision: str
+    pruned: float
+    class_weights: Sequence[float] | None
     sends: Sends
     """"weights" (a state dict), "difference" (weights minus those received) or "gradient"."""
     layer: str | None
@@ -148,7 +153,7 @@ class Examiner:
             time.monotonic() - began,
             interrupted=bool(result.stats.get("interrupted")),
             features=None if view.reads_data else view.layer,
-            mistake=view.mistake,
+            mistake=result.mistake,
         )
 
     def _finding(
