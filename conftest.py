@@ -10,13 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-# What is counted as covered; tools/core_coverage.py runs these alone.
-CORE_TESTS = """
-    cascade certificate defences directions errors factors features fedavg inversion judge_layer
-    layers mutants_factors mutants_factors_size mutants_patterns mutants_selection noise
-    not_refused partial patterns penalty relu_sides replay rivals sampling selection settings
-    spread theory update verdict_traps verdicts
-"""
 # Tests that share something which takes long to set up, or that two of may not run at a time. Marks
 # do not help: pytest-xdist 3.8 loses its groups beside pytest 9.2.
 _TOGETHER = {
@@ -39,15 +32,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return next((group for part, group in _TOGETHER.items() if part in nodeid), nodeid)
 
     return Scheduling(config, log)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Coverage of the core is counted in the core's own tests: watching the others takes minutes."""
-    if config.pluginmanager.hasplugin("_cov"):
-        core = {f"test_{name}.py" for name in CORE_TESTS.split()}
-        for item in items:
-            if item.path.name.startswith("test_") and item.path.name not in core:
-                item.add_marker("no_cover")
 
 
 collect_ignore = []

@@ -27,8 +27,8 @@ class Drawn:
 
     def __init__(self, seed):
         rng = random.Random(seed)
-        b, m = rng.choice([1, 3, 5, 8]), rng.choice([30, 60, 120])
-        planted = plant(b, m=m, n=rng.choice([20, 50]), depth=rng.choice([2, 3]), seed=seed)
+        b, m = rng.choice([1, 3, 5, 8]), rng.choice([30, 60])
+        planted = plant(b, m=m, n=rng.choice([20, 40]), depth=rng.choice([2, 3]), seed=seed)
         self.model = planted.model
         smooth = nn.CrossEntropyLoss(label_smoothing=rng.choice([0.0, 0.0, 0.1]))
         sent = rng.choice(["gradient", "gradient", "weights", "weights", "difference"])
