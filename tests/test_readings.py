@@ -67,6 +67,17 @@ def test_the_models_own_weights_are_no_update(said):
         spear.observe(planted.model, **{said: dict(planted.model.state_dict())})
 
 
+def test_a_whole_state_dict_given_as_gradients_is_recognised():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(40, 100), nn.ReLU(), nn.BatchNorm1d(100), nn.Linear(100, 5)
+    ).eval()
+    x, y = torch.randn(4, 40), torch.arange(4)
+    view = spear.observe(model, fedavg(model, x, y, lr=LR))
+    assert "is weights, near those the client was sent" in view.mistake
+    assert worst_error(spear.invert(view).inputs, x) < 1e-2
+
+
 def locally(optimiser, steps, size, seed=0):
     torch.manual_seed(seed)
     model = mlp(100, 10, width=120, seed=seed)

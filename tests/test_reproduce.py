@@ -73,23 +73,23 @@ def test_bad_input_is_one_sentence_and_writes_nothing(arguments, words, tmp_path
 
 def test_a_run_goes_on_where_it_stopped_and_changed_settings_start_new_rows(data_root, tmp_path):
     first = spear(
-        "reproduce", "one_label", "--batches", 2, "--results", tmp_path, "--data", data_root
+        "reproduce", "one_label", "--batches", 1, "--results", tmp_path, "--data", data_root
     )
     assert first.returncode == 0, first.stderr
-    assert "2 trials to run, 0 done before" in first.stdout
+    assert "1 trials to run, 0 done before" in first.stdout
     before = (tmp_path / "one_label.jsonl").read_bytes()
     more = spear(
-        "reproduce", "one_label", "--batches", 3, "--results", tmp_path, "--data", data_root
+        "reproduce", "one_label", "--batches", 2, "--results", tmp_path, "--data", data_root
     )
-    assert "1 trials to run, 2 done before" in more.stdout
+    assert "1 trials to run, 1 done before" in more.stdout
     assert (tmp_path / "one_label.jsonl").read_bytes().startswith(before)
-    assert len(rows(tmp_path, "one_label")) == 3
+    assert len(rows(tmp_path, "one_label")) == 2
     other = spear(
         *("reproduce", "one_label", "--batches", 1, "--seed", 7),
         *("--results", tmp_path, "--data", data_root, "--quiet"),
     )
     assert (other.stdout, other.returncode) == ("", 0)
-    assert sorted(row.seed for row in rows(tmp_path, "one_label").values()) == [0, 1, 2, 7]
+    assert sorted(row.seed for row in rows(tmp_path, "one_label").values()) == [0, 1, 7]
     line = json.loads(before.splitlines()[0])
     assert {
         "seed",

@@ -110,18 +110,18 @@ def observe(
     if not isinstance(model, nn.Module):
         recognised = plain_mlp(model)
         if isinstance(recognised, str):
-            parts = next(form for form in (gradients, after, difference) if form is not None)
-            return _first_layer(model, parts, told, layer, recognised)
+            whole = next(form for form in (gradients, after, difference) if form is not None)
+            return _first_layer(model, whole, told, layer, recognised)
         notes.append(in_words(model))
         model = recognised
     _must_hold_numbers(model)
     if after is not None:
         sent = _state(model, after)
     else:
-        told_parts = gradients if difference is None else _without_buffers(model, difference)
-        assert told_parts is not None
+        parts = gradients if gradients is not None else difference
+        assert parts is not None
         what = "difference" if gradients is None else "gradient"
-        sent = _by_name(model, told_parts, what, notes)
+        sent = _by_name(model, _without_buffers(model, parts), what, notes)
     reading = read(dict(model.named_parameters()), sent, told)
     return _seen(model, reading, layer, notes)
 
@@ -199,7 +199,7 @@ def _must_hold_numbers(model: nn.Module) -> None:
 def _without_buffers(
     model: nn.Module, named: Sequence[Tensor | None] | Mapping[str, Tensor | None]
 ) -> Sequence[Tensor | None] | Mapping[str, Tensor | None]:
-    """The difference of two state dicts has the buffers as well."""
+    """A state dict, and the difference of two, has the buffers as well."""
     if not isinstance(named, Mapping):
         return named
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
