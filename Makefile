@@ -12,9 +12,8 @@ endif
 demo: $(VENV)/installed
 	$(BIN)/spear demo
 
-# Three at a time, on two cores too: many wait for processes that they started.
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 2
 
 # Of the core; python tools/mutate.py asks whether the tests would notice a fault, too.
 coverage: $(VENV)/installed-dev
