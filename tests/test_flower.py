@@ -258,8 +258,10 @@ def test_differences_and_gradients(reply, sends):
     run(taken_for_weights, client_app(reply))
     weights_taken_for_it = audited(sends=sends)
     run(weights_taken_for_it)
-    assert_called_wrong(taken_for_weights, "what was given as weights is a difference of weights")
-    assert_called_wrong(weights_taken_for_it, "is weights, near those the client was sent")
+    assert_called_wrong(
+        taken_for_weights, "this was given as weights, but it is far from the weights"
+    )
+    assert_called_wrong(weights_taken_for_it, "but it is close to the weights: read as weights")
 
 
 def assert_called_wrong(strategy, words):

@@ -431,10 +431,14 @@ def test_mistakes_are_said_first_and_attacked_or_not_told_apart_from_safe(tmp_pa
     moved = {name: sent[name] - own[name] for name in own}
     signs = {name: own[name] - 1e-3 * planted.gradients[name].sign() for name in own}
     cases = {
-        ("update", 20, "what was given as a gradient is weights"): sent,
+        ("update", 20, "this was given as a gradient, but it is close to the weights"): sent,
         ("update", 20, "has the sign of a difference, after minus before"): moved,
-        ("after", 20, "what was given as weights is a difference"): moved,
-        ("difference", 20, "what was given as a difference of weights is weights"): sent,
+        ("after", 20, "this was given as weights, but it is far from the weights"): moved,
+        (
+            "difference",
+            20,
+            "given as a difference of weights, but it is close",
+        ): sent,
         ("update", 30, "not attacked: what was sent equals the model"): own,
         ("after", 30, "not attacked: what was sent equals the model"): own,
         ("after", 30, "the update looks like one of Adam"): signs,

@@ -104,6 +104,9 @@ def test_class_weights_that_were_told(seed, reduction):
     result = judged(model, fedsgd(model, x, y, loss), loss=loss)
     assert_exact(result, x)
     assert sorted(result.labels.tolist()) == sorted(y.tolist())
+    told = spear.Protocol(class_weights=loss.weight, reduction=reduction)
+    same = spear.invert(spear.observe(model, fedsgd(model, x, y, loss), protocol=told))
+    assert (same.outcome, same.reason) == (result.outcome, result.reason)
 
 
 @SEEDS

@@ -35,19 +35,31 @@ def forms(planted, lr=LR, epochs=1):
     ("sent", "said", "words"),
     [
         ("gradient", "gradients", ""),
-        ("turned", "gradients", "what was given as a gradient has the sign of a difference"),
-        ("difference", "gradients", "what was given as a gradient has the sign of a difference"),
-        ("weights", "gradients", "what was given as a gradient is weights"),
+        (
+            "turned",
+            "gradients",
+            "given as a gradient, but it has the sign of a difference",
+        ),
+        (
+            "difference",
+            "gradients",
+            "given as a gradient, but it has the sign of a difference",
+        ),
+        ("weights", "gradients", "given as a gradient, but it is close"),
         ("weights", "after", ""),
-        ("difference", "after", "what was given as weights is a difference of weights"),
-        ("gradient", "after", "what was given as weights is a difference of weights"),
+        ("difference", "after", "given as weights, but it is far"),
+        ("gradient", "after", "given as weights, but it is far"),
         ("difference", "difference", ""),
         (
             "difference turned",
             "difference",
-            "the difference has the other sign, before minus after",
+            "the difference has the opposite sign, before minus after",
         ),
-        ("weights", "difference", "what was given as a difference of weights is weights"),
+        (
+            "weights",
+            "difference",
+            "given as a difference of weights, but it is close",
+        ),
     ],
 )
 def test_it_is_read_as_what_it_is(sent, said, words, seed):
@@ -57,7 +69,8 @@ def test_it_is_read_as_what_it_is(sent, said, words, seed):
     result = spear.invert(view)
     assert result.outcome is Outcome.EXACT, result.reason
     assert worst_error(result.inputs, planted.inputs) < 1e-2
-    assert result.reason.startswith(words or "all 5 samples")
+    assert (words or "all 5 samples") in result.reason.split(":")[0].split(";")[0]
+    assert result.mistake == (result.reason.split(";")[0] if words else "")
 
 
 @pytest.mark.parametrize("said", ["gradients", "after", "difference"])
@@ -74,7 +87,7 @@ def test_a_whole_state_dict_given_as_gradients_is_recognised():
     ).eval()
     x, y = torch.randn(4, 40), torch.arange(4)
     view = spear.observe(model, fedavg(model, x, y, lr=LR))
-    assert "is weights, near those the client was sent" in view.mistake
+    assert "but it is close to the weights: read as weights" in view.mistake
     assert worst_error(spear.invert(view).inputs, x) < 1e-2
 
 

@@ -321,6 +321,18 @@ def test_a_layer_alone_assumes_that_nothing_merged_unless_told_of_more():
         assert ruling.assumptions == (() if samples == 4 else (rivals.NO_MERGE,))
 
 
+@pytest.mark.parametrize(("share", "told", "single"), [(1, 4, True), (1, 8, False), (0.5, 8, True)])
+def test_more_told_than_show_merge_unless_each_weighs_as_one_of_them(
+    share, told, single, monkeypatch
+):
+    """Of eight samples one weighs an eighth: half of what one of four does. A pair weighs a fourth."""
+    monkeypatch.setattr(rivals, "merge_radius", lambda found, fit: 1e-2 * found.X.abs().amax(1))
+    planted = plant(4, m=90, n=60, depth=2)
+    sent = {name: share * gradient for name, gradient in planted.gradients.items()}
+    found = searched(spear.observe(planted.model, sent, samples=told))
+    assert rivals.merge(found, fit_of(found)).excluded.tolist() == [single] * 4
+
+
 def test_after_local_training_merges_are_a_coincidence_or_not_excluded():
     one, many = recovered(plant(2, m=90)), recovered(plant(12, m=200))
     assert rivals.merge_in_training(one, 9).assumptions == (rivals.NOT_ALL_PAIRED,)
@@ -333,6 +345,9 @@ def test_after_local_training_merges_are_a_coincidence_or_not_excluded():
     told = Recovered(dataclasses.replace(one.factors, view=view), one.selection)
     assert rivals.merge_in_training(told, 1).excluded.tolist() == [True, True]
     assert rivals.merge_in_training(told, 1).assumptions == ()
+    view = one.factors.view.told(samples=4)
+    more = Recovered(dataclasses.replace(one.factors, view=view), one.selection)
+    assert not bool(rivals.merge_in_training(more, 9).excluded.any())
 
 
 # How far apart samples may be that merge.

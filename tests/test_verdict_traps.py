@@ -382,6 +382,18 @@ def test_more_samples_told_than_show_are_missing(more, outputs, seed):
         assert f"computed from {5 + more} samples" in result.reason
 
 
+@pytest.mark.parametrize("apart", [0.003, 0.03])
+@TWICE
+def test_pairs_only_are_not_certified_where_the_number_is_told(apart, seed):
+    """Every sample has a twin: each trace weighs as one of five does, and ten were told."""
+    x, y = gaussian(5, 60, seed), torch.randint(10, (5,), generator=seeded(seed))
+    x, y = torch.cat([x, x + apart * gaussian(5, 60, seed + 50)]), torch.cat([y, y])
+    model = net(60, 10, seed=seed)
+    result = judged(model, fedsgd(model, x, y), samples=10)
+    assert_certified_are_right(result, x)
+    assert result.batch_size == 10 or result.outcome is not Outcome.EXACT
+
+
 @TWICE
 def test_twice_the_same_sample_is_one_trace(seed):
     """Without the number of samples it is one that weighs two; with it, one is missing."""

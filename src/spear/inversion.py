@@ -155,13 +155,7 @@ def invert(
     model = model if model is not None else view.model
     with watch.stage("certify"):
         best = without_spoilt(factors, best)
-        certificate = certify(factors, best, model=model, loss=loss, generator=generator)
-        mistake = view.mistake
-        if model is not None and _may_be_turned(view, certificate):
-            turned = factors.negated
-            other = certify(turned, best, model=model, loss=loss, generator=generator)
-            if other.labels is not None and bool(other.certified.any()):
-                factors, certificate, mistake = turned, other, mistake or _turned_words(view)
+        factors, certificate, mistake = _certified(factors, best, model, loss, generator)
     if model is not None and factors.noisy and not bool(certificate.precise.any()):
         with watch.stage("rescale"):
             best, certificate = _rescaled(factors, best, certificate, model, loss)
@@ -174,7 +168,28 @@ def invert(
 def _told_loss(view: LayerUpdate) -> Loss | None:
     """Cross-entropy with the class weights that were told; None where there are none."""
     weights = view.protocol.class_weights
-    return None if weights is None else nn.CrossEntropyLoss(weight=torch.tensor(weights))
+    if weights is None:
+        return None
+    return nn.CrossEntropyLoss(weight=torch.tensor(weights), reduction=view.protocol.reduction)
+
+
+def _certified(
+    factors: Factors,
+    selection: Selection,
+    model: nn.Module | None,
+    loss: Loss | None,
+    generator: torch.Generator,
+) -> tuple[Factors, Certificate, str]:
+    """What is proved of a selection, of the update or of its negative; and what was said wrongly."""
+    view = factors.view
+    judged = certify(factors, selection, model=model, loss=loss, generator=generator)
+    if model is None or not _may_be_turned(view, judged):
+        return factors, judged, view.mistake
+    turned = factors.negated
+    other = certify(turned, selection, model=model, loss=loss, generator=generator)
+    if other.labels is None or not bool(other.certified.any()):
+        return factors, judged, view.mistake
+    return turned, other, view.mistake or _turned_words(view)
 
 
 def _may_be_turned(view: LayerUpdate, certificate: Certificate) -> bool:
@@ -186,8 +201,11 @@ def _may_be_turned(view: LayerUpdate, certificate: Certificate) -> bool:
 
 def _turned_words(view: LayerUpdate) -> str:
     if view.trained:
-        return "the difference has the other sign, before minus after: read so"
-    return "what was given as a gradient has the sign of a difference, after minus before: read so"
+        return "the difference has the opposite sign, before minus after: read that way"
+    return (
+        "this was given as a gradient, but it has the sign of a difference, after minus before: read "
+        "as a difference"
+    )
 
 
 class _End(Enum):
@@ -456,15 +474,15 @@ def _no_batch(factors: Factors, stats: Mapping[str, float]) -> Inversion:
         reason = "the gradient is zero: no sample left a trace in this layer"
         return _nothing(factors, stats, Outcome.FAILED, Cause.NO_GRADIENT, reason)
     if _may_be_stale(factors.view):
-        reason = f"the difference of the weights is noise: {_STALE}"
+        reason = f"the difference of the weights looks like noise: {_STALE}"
         return _nothing(factors, stats, Outcome.INCONCLUSIVE, Cause.NOISE, reason)
     reason = "the gradient is noise: no sample stands out of it"
     return _nothing(factors, stats, Outcome.FAILED, Cause.NOISE, reason)
 
 
 _STALE = (
-    "weights of another round than those the client was sent leave the same, so this does not tell "
-    "whether data leaks; if the client adds noise, say how much (sigma=)"
+    "either the client adds noise (then tell how much, sigma=), or these are weights of another round. "
+    "So this does not tell whether data leaks"
 )
 
 

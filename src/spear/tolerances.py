@@ -152,4 +152,5 @@ weights: rounding against half of them."""
 
 EVEN_ENTRIES = 1.5
 """Times what Gaussian noise has, the median entry against the largest from which on an update is one
-of Adam: 6 at one step, 2 to 5 at five to twenty, 1.3 and more for RMSprop."""
+of Adam: 6 to 8 at one step, 2 to 5 at five to twenty, 1.3 and more for RMSprop. Gradients of 5 to 60
+images of MNIST and CIFAR-10 have 0.3 to 0.8."""

@@ -234,6 +234,9 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
       duplicates alone can merge, that takes a near-duplicate for every one of them, which is
       assumed away. If others can, it takes equal numbers everywhere, which is a coincidence whose
       chance is computed.
+
+    More samples told than there are traces speak for a merge. Then equal weights are not enough: one
+    of `told` samples weighs b / told of what one of b does, a pair twice that.
     """
     everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
     told = found.factors.view.samples
@@ -268,11 +271,20 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         single = single | (harmless & ~heavy)
         assumptions = (NOT_ALL_MERGED,) if unlikely else (NOT_ALL_PAIRED,)
         assumptions += (WEIGHED_ALIKE,) if not fit.told else ()
+    if told is not None and told > found.b:
+        single = single & (harmless | _weighs_one_of(told, found, fit))
     if fit.weights is not None:
         doubled = _doubled(found, fit)
         if not _even(fit, fit.weights)[0]:
             assumptions = (*assumptions, UNSEEN)
     return Ruling(Cause.MERGED, single, _MAY_BE_SEVERAL, assumptions, doubled)
+
+
+def _weighs_one_of(told: int, found: Recovered, fit: Fit) -> Tensor:
+    """Which traces (b,) weigh as much as one of so many samples; none where weights do not show."""
+    if fit.weights is None:
+        return torch.zeros_like(fit.matched)
+    return (fit.weights * told / found.b - 1).abs() <= 2 * fit.weight_error
 
 
 def _bias_left_over(factors: Factors) -> bool:
@@ -332,8 +344,13 @@ def merge_in_training(found: Recovered, dimensions: int) -> Ruling:
     A trace of several would weigh more than one sample, and be off; unless all do so alike.
     """
     everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
-    if found.factors.view.samples == found.b:
+    told = found.factors.view.samples
+    if told == found.b:
         return Ruling(Cause.MERGED, everyone, "")
+    if (
+        told is not None and told > found.b
+    ):  # these weigh as b samples do, so the others are in them
+        return Ruling(Cause.MERGED, ~everyone, _MAY_BE_SEVERAL)
     if dimensions > 1:
         return Ruling(Cause.MERGED, everyone, "", (NOT_ALL_PAIRED,))
     unlikely = _chance_of_pairs(found.b) <= COINCIDENCE

@@ -34,7 +34,8 @@ def commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        words = ["git", "-C", str(root), "describe", "--always", "--abbrev=7", "--dirty=+"]
+        words = ["git", "--no-optional-locks", "-C", str(root)]  # we only look
+        words += ["describe", "--always", "--abbrev=7", "--dirty=+"]
         told = subprocess.run(words, capture_output=True, text=True, check=True)  # noqa: S603
     except (OSError, subprocess.CalledProcessError):  # no git here, or not our checkout
         return None

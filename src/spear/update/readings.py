@@ -34,6 +34,10 @@ _NAMES: dict[Sends, str] = {
     "weights": "weights",
     "difference": "a difference of weights",
 }
+_WHY: dict[Sends, str] = {
+    "weights": "it is close to the weights",
+    "difference": "it is far from the weights and of low rank",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +64,15 @@ def read(before: Mapping[str, Tensor], sent: Mapping[str, Tensor], told: Protoco
     (True, '')
     >>> wrong = read({"w": W}, {"w": W - 0.1 * moved}, Protocol())
     >>> wrong.protocol.sends, wrong.mistake
-    ('weights', 'what was given as a gradient is weights, near those the client was sent: read so')
+    ('weights', 'this was given as a gradient, but it is close to the weights: read as weights')
     """
     before = {name: before[name].detach() for name in sent}
     sends = _recognised(before, sent, told.sends)
     mistake = ""
     if sends != told.sends:
-        near = ", near those the client was sent" if sends == "weights" else ""
-        mistake = f"what was given as {_NAMES[told.sends]} is {_NAMES[sends]}{near}: read so"
+        mistake = (
+            f"this was given as {_NAMES[told.sends]}, but {_WHY[sends]}: read as {_NAMES[sends]}"
+        )
         told = dataclasses.replace(told, sends=sends)
     if sends == "gradient":
         return Reading(dict(sent), told, mistake)

@@ -114,7 +114,7 @@ def inside(outer: Strategy) -> Remark:
 
 def mistaken(why: str) -> Remark:
     """On replies that are not what sends= says."""
-    return Remark(Level.EXPOSED, "sends= looks wrong", f"Of these replies {why}.")
+    return Remark(Level.EXPOSED, "sends= looks wrong", f"Of some replies: {why}.")
 
 
 MASKED = Remark(
