@@ -13,11 +13,11 @@ import torch
 # Tests that share something which takes long to set up, or that two of may not run at a time. Marks
 # do not help: pytest-xdist 3.8 loses its groups beside pytest 9.2.
 _TOGETHER = {
-    "tests/test_ray.py": "ray",
+    "test_ray.py": "ray",
     "in_the_simulation": "ray",
     "in_flowers_simulation": "ray",
-    "tests/test_docs.py": "docs",
-    "tests/test_secrets.py": "tour",
+    "test_docs.py": "docs",
+    "test_secrets.py": "tour",
     "every_command_works_without_a_network": "tour",
 }
 
@@ -36,9 +36,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 collect_ignore = []
 if find_spec("typer") is None or find_spec("rich") is None:
-    collect_ignore += ["src/spear/cli.py", "src/spear/cli_data.py", "src/spear/cli_reproduce.py"]
+    collect_ignore += [
+        "src/spear/cli/app.py",
+        "src/spear/cli/data.py",
+        "src/spear/cli/reproduce.py",
+    ]
 if find_spec("opacus") is None:
-    collect_ignore.append("src/spear/integrations/opacus")
+    collect_ignore += ["src/spear/integrations/opacus", "src/spear/federated/dpsgd.py"]
 if find_spec("flwr") is None:
     collect_ignore.append("src/spear/integrations/flower")
 if find_spec("ray") is None:
@@ -51,7 +55,7 @@ def _seeded() -> None:
 
 
 # Whoever connects to another machine fails, here and in every Python process that a test starts.
-_GUARD = Path(__file__).parent / "tests" / "network_guard"
+_GUARD = Path(__file__).parent / "tests" / "support" / "network_guard"
 _LOG = Path(tempfile.mkstemp(prefix="spear-network-")[1])
 os.environ["SPEAR_NETWORK_LOG"] = str(_LOG)
 _PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -25,7 +25,7 @@ from torch import Tensor
 import spear
 from spear import data
 from spear.baselines import Attack, Bounds, CocktailPartyAttack, GeipingAttack, pixel_bounds
-from spear.data.photos import PHOTOS, photo_crops
+from spear.data import PHOTOS, photo_crops
 from spear.federated import fedsgd, mlp
 from spear.metrics import score
 

@@ -34,12 +34,11 @@ from spear.baselines import (
     invert_features,
     pixel_bounds,
 )
-from spear.data.images import ImageData
-from spear.federated import fedsgd
-from spear.federated.models import Vgg16
-from spear.layers import network_before
+from spear.data import ImageData
+from spear.federated import Vgg16, fedsgd
 from spear.metrics import Lpips, score_features, score_images
 from spear.report.pictures import png
+from spear.update import network_before
 
 LAYER = "classifier.0"
 Row = dict[str, object]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from spear.cli import app
+from spear.cli.app import app
 
 if __name__ == "__main__":
     app(["bench", *sys.argv[1:]])

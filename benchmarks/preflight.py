@@ -19,8 +19,8 @@ import torch
 
 import spear
 from spear import data
-from spear.audit.outlook import Expectation, Outlook
-from spear.audit.preflight import preflight
+from spear.check import preflight
+from spear.check.noise_forecast import Expectation, NoiseForecast
 from spear.federated import defences, fedavg, fedsgd, mlp
 from spear.integrations.opacus import dpsgd
 
@@ -81,7 +81,7 @@ def trial(name: str, normalised: bool, label: str, seed: int) -> dict:
     return {key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()}
 
 
-def _said(name: str, outlook: Outlook | None) -> dict:
+def _said(name: str, outlook: NoiseForecast | None) -> dict:
     """A prediction, or that there was none."""
     if outlook is None:
         return {name: "NONE", f"{name}_db": None}
@@ -98,7 +98,7 @@ def _real(found: torch.Tensor, x: torch.Tensor) -> dict:
     if error >= 1 or not samples:
         kind = Expectation.NOTHING
     elif samples < len(x):
-        kind = Expectation.DROWNING
+        kind = Expectation.BORDERLINE
     else:
         limits = (1e-3, Expectation.EXACT), (0.1, Expectation.CLEAR), (1, Expectation.VAGUE)
         kind = next(kind for limit, kind in limits if error <= limit)

@@ -23,8 +23,8 @@ import torch
 
 import spear
 from spear import data
-from spear.audit.frontier import Batch, Setting
-from spear.spread import one_thread
+from spear.experiments.bench.frontier import Batch, Setting
+from spear.search.parallel import one_thread
 
 SAMPLES = 16_000_000
 CASES = {

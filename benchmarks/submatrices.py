@@ -19,8 +19,8 @@ import spear
 from spear import theory
 from spear.factors import Factors, factorise
 from spear.federated import fedsgd, mlp
-from spear.pool import Pool
-from spear.sampling import Draw, kernels_by_inverse
+from spear.search import CandidatePool
+from spear.search.sampling import Draw, kernels_by_inverse
 
 
 def plain(factors: Factors, generator: torch.Generator, count: int) -> int:
@@ -28,7 +28,7 @@ def plain(factors: Factors, generator: torch.Generator, count: int) -> int:
     side, b = factors.outputs, factors.b
     rows = torch.rand(count, len(side.basis), generator=generator).argsort(1)[:, : b - 1]
     q = torch.linalg.svd(side.basis[rows]).Vh[:, -1]  # (count, b)
-    zeros = ((q @ side.basis.T).abs() <= 30 * side.zero).sum(1) + side.silent
+    zeros = ((q @ side.basis.T).abs() <= 30 * side.zero).sum(1) + side.empty_rows
     return int((zeros >= theory.sparsity_threshold(side.size) * side.size).sum())
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     y = torch.randint(10, (args.b,), generator=generator)
     model = mlp(args.n, 10, width=args.m, seed=0)
     factors = factorise(spear.observe(model, fedsgd(model, x, y)))
-    pool = Pool(factors.outputs, theory.sparsity_threshold(args.m))
+    pool = CandidatePool(factors.outputs, theory.sparsity_threshold(args.m))
 
     kernels_by_inverse(factors.outputs.white, generator, Draw())
     plain(factors, generator, 500)

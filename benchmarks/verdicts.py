@@ -85,20 +85,22 @@ def judged(result: spear.Inversion, drawn: Case, door: str) -> dict[str, Any]:
     missing = visible & ~known
     bad = bool(missing.any()) or not bool(right.all())
     wrong_exact = exact and (bad or drawn.never_exact or bool(wrong.any()))
-    hidden, excused = torch.zeros_like(right), False
+    hidden, rows_below_noise = torch.zeros_like(right), False
     if door == "bare" and (wrong_exact or bool(wrong.any())):
         others = rivals(drawn)
         hidden = invisible(drawn, inputs, others)
         explained = {i for rival in others for i in rival.samples}
-        excused = bool((right | hidden).all()) and not drawn.never_exact
-        excused = excused and all(i in explained for i in missing.nonzero().flatten().tolist())
+        rows_below_noise = bool((right | hidden).all()) and not drawn.never_exact
+        rows_below_noise = rows_below_noise and all(
+            i in explained for i in missing.nonzero().flatten().tolist()
+        )
     close = (off <= CLOSE).any(0)[visible].all() and bool((off <= LIMIT).any(1).all())
     right_80 = bool(close) and bool(visible.any()) and not missing.any()
     nearest = off.min(1).values
     found.update(
-        wrong_exact=wrong_exact and not excused,
+        wrong_exact=wrong_exact and not rows_below_noise,
         certified_wrong=int((wrong & ~hidden).sum()),
-        invisible_exact=wrong_exact and excused,
+        invisible_exact=wrong_exact and rows_below_noise,
         invisible_certified=int((wrong & hidden).sum()),
         right_80=bool(right_80),
         unproved=bool(right_80) and not exact and not drawn.never_exact,

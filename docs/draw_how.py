@@ -19,13 +19,13 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import spear
-from spear.data.photos import photo_crops
-from spear.directions import Watch, unit
+from spear.data import photo_crops
 from spear.factors import Factors, factorise
 from spear.federated import defences, fedsgd, mlp, output_gradient
-from spear.judge.selection import Selection, select
+from spear.judge import Selection, select
 from spear.metrics import psnr
-from spear.paper.plots import BLUE, GREEN, GREY, ORANGE, RED, figure, look, shades
+from spear.report.plots import BLUE, GREEN, GREY, ORANGE, RED, figure, shades, style
+from spear.search import Watch, unit
 
 FOLDER = Path(__file__).parent / "images" / "how"
 BATCH, WIDTH, CLASSES, PIXELS = 6, 150, 10, 32
@@ -128,7 +128,7 @@ def zeros(scene: Scene) -> Figure:
     parts[0].set_title(f"∂L/∂Z: {BATCH} samples × {WIDTH} neurons; white is zero (ReLU was off)")
     _matrix(parts[1], L.T, aspect="auto")
     parts[1].set_title(
-        f"L from the singular value decomposition: zero only in the {scene.factors.outputs.silent} "
+        f"L from the singular value decomposition: zero only in the {scene.factors.outputs.empty_rows} "
         "neurons that are off for every sample"
     )
     right = scene.selection.directions.vectors[:, 0]
@@ -263,7 +263,7 @@ DRAWINGS: dict[str, Callable[[Scene], Figure]] = {
 def draw(folder: Path, scene: Scene, drawings: Mapping[str, Callable[[Scene], Figure]]) -> None:
     """Pictures of the page, as PNG."""
     folder.mkdir(parents=True, exist_ok=True)
-    with look():
+    with style():
         for name, drawing in drawings.items():
             file = folder / f"{name}.png"
             drawing(scene).savefig(file, dpi=170, metadata={"Software": None})

@@ -24,18 +24,17 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import spear
-from spear.audit.truth import compare
-from spear.data.photos import photo_crops
+from spear.data import photo_crops
 from spear.federated import mlp
 from spear.integrations.opacus import capture
 from spear.metrics import Rate
-from spear.report import Drawing, Finding, Level, Look, Remark, Report, Table
+from spear.report import Drawing, Finding, ImageFormat, Level, Remark, Report, Table, compare
 
 PIXELS, WIDTH, BATCH, SAMPLES = 32, 400, 16, 160
 DELTA, CLIP = 1e-5, 1.0
 MULTIPLIERS = (0.0, 1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 0.1, 1.0)
 RECOGNISABLE = 20.0  # dB: people tell what a picture shows
-LOOK = Look((3, PIXELS, PIXELS), mean=(0.5,), std=(0.25,))
+LOOK = ImageFormat((3, PIXELS, PIXELS), mean=(0.5,), std=(0.25,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +91,10 @@ def audit(multiplier: float, steps: int) -> Iterator[Step]:
     for number, (step, (x, y)) in enumerate(private_steps(multiplier, steps), 1):
         view = step.view()
         result = spear.invert(view, model=step.model(), max_seconds=60)
-        truth = compare(result.inputs, x, y, look=LOOK)
+        truth = compare(result.inputs, x, y, image_format=LOOK)
         name = f"multiplier {multiplier:g}, step {number}"
         notes = [step.summary(DELTA)]
-        finding = Finding.of(result, name, view, look=LOOK, truth=truth, notes=notes)
+        finding = Finding.of(result, name, view, image_format=LOOK, truth=truth, notes=notes)
         yield Step(multiplier, step.sigma, step.epsilon(DELTA), step.spent(DELTA), len(x), finding)
 
 

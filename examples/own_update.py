@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from spear.data.photos import photo_crops
+from spear.data import photo_crops
 
 torch.manual_seed(0)
 images, _ = photo_crops(16, 32)  # (16, 3, 32, 32) in [0, 1]

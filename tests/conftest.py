@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from datasets_on_disk import write_tiny_imagenet
+from support.datasets_on_disk import write_tiny_imagenet
 
 # Started in the background, a shell has its children ignore these; commands under test must not.
 for _name, _usual in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
@@ -84,10 +84,11 @@ def tour(tmp_path_factory) -> Tour:
         name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "MPL"))
     }
     environment |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
-    source = str(Path(__file__).parent.parent / "src")
-    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], source])
+    tests = Path(__file__).parent
+    paths = [environment["PYTHONPATH"], str(tests), str(tests.parent / "src")]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
     environment |= {"SPEAR_NETWORK_LOG": str(log), "OMP_NUM_THREADS": "1"}
-    script = Path(__file__).parent / "tour.py"
+    script = tests / "support" / "tour.py"
     told = subprocess.run(
         [*empty, *watched, sys.executable, str(script)],
         cwd=folder / "work",

@@ -33,16 +33,25 @@ from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
+
 from mutations import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "benchmarks" / "rows" / "mutants.jsonl"
 LISTED = ROOT / "tools" / "mutants.md"
-MODULES = ("certificate", "selection", "factors", "patterns")
+MODULES = {  # and the package of each
+    "certificate": "judge",
+    "selection": "judge",
+    "factorisation": "factors",
+    "spectrum": "factors",
+    "kernels": "search",
+    "dual": "search",
+}
+OWN_TESTS = {"factorisation": "factors"}  # else the module's own name
 TESTS = (
-    *("certificate", "selection", "factors", "patterns", "verdicts", "inversion", "cascade"),
-    *("directions", "sampling", "noise", "fedavg", "settings", "features", "defences", "update"),
-    *("weights", "partial"),
+    *("certificate", "selection", "factors", "spectrum", "dual", "verdicts", "verdict"),
+    *("inversion", "finders", "cascade", "kernels", "sampling", "noisy", "fedavg", "settings"),
+    *("features", "defences", "update", "partial"),
 )
 _SLOW = 8.0  # seconds; a test that takes longer is left out
 _MORE = 4.0  # times the tests' own time, after which a mutant counts as endless
@@ -53,8 +62,7 @@ def main() -> None:
     if options.summary:
         return show_summary()
     os.chdir(ROOT)
-    tests = [f"tests/test_{name}.py" for name in options.tests]
-    tests += [str(path) for path in Path("tests").glob("test_mutants*.py")]
+    tests = [str(path) for name in options.tests for path in ROOT.glob(f"tests/**/test_{name}.py")]
     quiet = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist"]
     sys.exit(pytest.main([*quiet, *tests], plugins=[Campaign(options)]))
 
@@ -89,10 +97,14 @@ def explained() -> set[str]:
     return set(re.findall(r"^- `(.+?)`(?=:|$)", text, re.MULTILINE))
 
 
+def source_of(module: str) -> Path:
+    return ROOT / "src" / "spear" / MODULES[module] / f"{module}.py"
+
+
 def all_mutants(modules: list[str]) -> list[Mutant]:
     found = []
     for module in modules:
-        source = (ROOT / "src" / "spear" / f"{module}.py").read_text(encoding="utf-8")
+        source = source_of(module).read_text(encoding="utf-8")
         found += mutants(f"{module}.py", source)
     return found
 
@@ -171,7 +183,8 @@ def functions(namespace: dict[str, object], module: str) -> Iterator[types.Funct
 
 def put_in_place(mutant: Mutant) -> None:
     """Change the functions and constants of the module that is loaded, for all who imported them."""
-    name = f"spear.{mutant.file.removesuffix('.py')}"
+    own = mutant.file.removesuffix(".py")
+    name = f"spear.{MODULES[own]}.{own}"
     module = importlib.import_module(name)
     fresh = types.ModuleType(name)
     fresh.__file__ = module.__file__
@@ -278,6 +291,7 @@ class Campaign:
     def tests_for(self, mutant: Mutant) -> list[str]:
         """Those that reach the line: what caught its neighbours first, then one of every kind."""
         module = mutant.file.removesuffix(".py")
+        own_tests = f"test_{OWN_TESTS.get(module, module)}.py"
         everywhere = mutant.function == "<module>"
         line = self.traced_line(mutant)
         reaching = [
@@ -296,11 +310,7 @@ class Campaign:
         for test, seconds in sorted(reaching, key=lambda pair: pair[1]):
             kind = test.split("[")[0]
             kinds[kind] += 1
-            rank = 2 + kinds[kind]
-            if f"test_mutants_{module}" in test:  # written for such faults: all of them first
-                rank = 0
-            elif f"test_{module}.py" in test:
-                rank = 1
+            rank = 0 if own_tests in test else kinds[kind]  # its own tests first, all of them
             order.append((test not in self.killers[mutant.function], rank, seconds, test))
         chosen, spent = [], 0.0
         for *_, seconds, test in sorted(order):
@@ -335,7 +345,7 @@ class Campaign:
 
     def trace(self, tests: list[str]) -> dict[str, dict[str, object]]:
         """In a fork: the lines of the modules that each test reaches, and its time."""
-        files = {str(ROOT / "src" / "spear" / f"{name}.py"): f"{name}.py" for name in MODULES}
+        files = {str(source_of(name)): f"{name}.py" for name in MODULES}
         found = {}
         chosen = [self.items[test] for test in tests]
         for item, following in zip(chosen, [*chosen[1:], None], strict=True):

@@ -15,10 +15,10 @@ from pictures.client_app import app as client_app
 from pictures.server_app import app as server_app
 from pictures.task import CLIENTS
 
-from spear.integrations.ray_session import secluded
+from spear.integrations.ray_session import loopback_cluster
 
 if __name__ == "__main__":
-    with secluded():  # else Ray talks to the network, and leaves its logs for all to read
+    with loopback_cluster():  # else Ray talks to the network, and leaves its logs for all to read
         run_simulation(
             server_app,
             client_app,

@@ -4,8 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spear.cascade import CascadeFinder
-    from spear.directions import Progress
     from spear.errors import (
         InvalidFile,
         InvalidOption,
@@ -19,8 +17,7 @@ if TYPE_CHECKING:
     from spear.inversion import Inversion, Outcome, invert
     from spear.judge import Cause, Proof
     from spear.report import Report, load
-    from spear.sampling import SamplingFinder
-    from spear.spread import workers
+    from spear.search import CascadeFinder, Progress, SamplingFinder, workers
     from spear.update import LayerUpdate, Protocol, observe
 
 __version__ = "0.1.0"
@@ -55,13 +52,9 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("Inversion", "Outcome", "invert"), "inversion"),
     **dict.fromkeys(("LayerUpdate", "Protocol", "observe"), "update"),
+    **dict.fromkeys(("CascadeFinder", "Progress", "SamplingFinder", "workers"), "search"),
+    **dict.fromkeys(("Cause", "Proof"), "judge"),
     **dict.fromkeys(("Report", "load"), "report"),
-    "CascadeFinder": "cascade",
-    "Progress": "directions",
-    "Cause": "judge",
-    "Proof": "judge",
-    "SamplingFinder": "sampling",
-    "workers": "spread",
 }
 
 

@@ -26,7 +26,7 @@ def _imported() -> Callable[[], None]:
     if ours:
         signal.signal(signal.SIGINT, _interrupted)
     try:
-        from spear.cli import run
+        from spear.cli.app import run
     except ImportError as error:
         if error.name not in ("typer", "rich", "jinja2", "PIL", "skimage"):
             raise

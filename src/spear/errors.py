@@ -1,13 +1,22 @@
-"""Typed errors. Each message says what was expected, what came, and what to do."""
+"""Typed errors: each message says what was expected, what came, and what to do. And `Declined`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spear.inversion import Inversion
+
+
+@dataclass(frozen=True)
+class Declined:
+    """Why something could not be done, where that is an answer and no error."""
+
+    reason: str
+    """One line, that fits behind "no replay: "."""
 
 
 class SpearError(Exception):

@@ -15,7 +15,7 @@ DEVIATIONS_TO_SPARE = 5.0
 """A predicted error is a standard deviation: a claim takes five of them (6e-7 of Gaussian errors are
 larger), so that a sample is called exact up to 2e-4 of the range."""
 
-CONTENT = 0.5
+MAX_USEFUL_ERROR = 0.5
 """A predicted error of this share of the inputs' spread or more is nothing recovered: guessing their
 mean would be off by one spread, and 1/2 in each direction leaves no two ordinary samples apart."""
 
@@ -36,10 +36,15 @@ ZERO_DEVIATIONS = 5.0
 UNDECIDED = 10.0
 """Between the zero level and ten times it an entry is undecided: it contradicts neither verdict."""
 
+MARGIN = 10.0
+"""Times an expected error (a rounding, the noise's edge, a predicted error): up to this, it is that
+error. The largest of a thousand Gaussian entries is at 3.3 deviations, and rounding is uneven: 4 times
+the edge was seen."""
+
 PATTERN_CHANCE = 1e-9
 """What chance may achieve (Cover's count of patterns) before a pattern proves something."""
 
-DROWNED_CHANCE = 1e-6
+BELOW_NOISE_CHANCE = 1e-6
 """More drowned entries than Poisson's law leaves to this chance are contradictions."""
 
 SPARE_ROWS = 3
@@ -82,17 +87,17 @@ NOISY = 1e-4
 """Noise, relative to the gradient's entries, up to which kernels of b-1 rows stay sharp: they amplify
 it by the condition of the submatrix, 1e2 to 1e3 on real batches."""
 
-FAINT = 3.0
+MIN_ROUNDINGS_ABOVE = 3.0
 """Roundings of the loudest sample that a sample must stand above, where the spectrum fades without a
 gap."""
 
-UNEVEN = 1e3
+WEAK_SAMPLE_FACTOR = 1e3
 """Times the noise's edge: with a fainter sample whitened coordinates are too noisy for kernels."""
 
 SPARE_BIAS_ROWS = 10
 """Rows beyond one a sample that must agree before the bias gradient is read from some rows only."""
 
-SHARE_OF_A_SPAN = 0.1
+MIN_SPAN_OVERLAP = 0.1
 """The least share of a direction that those rows must hold: a scale's noise grows by its inverse."""
 
 PENALTY_ROUNDINGS = 8.0
@@ -106,7 +111,7 @@ more where there was one, 1 / sqrt(m n) where there was none."""
 PENALTY_LEFT = 0.01
 """Share of that energy which may remain once a penalty is taken off."""
 
-THE_WEIGHTS = 1e-2
+FACTOR_OF_WEIGHTS_TOLERANCE = 1e-2
 """How near to one a factor of W means that the weights themselves were sent."""
 
 # Parts of a batch.
@@ -117,7 +122,7 @@ PATTERN_AGREES_NOISY = 0.8
 PART_CHANCE = 1e-6
 """What chance may achieve before the pattern of one sample says something."""
 
-FAINTER = 1e-2
+MISSING_TO_FOUND_RATIO = 1e-2
 """Where the missing samples are this much fainter than those found, these are read as if alone."""
 
 # Local training, repeated: relative to the length of a column of summed gradients.

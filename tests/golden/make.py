@@ -201,8 +201,8 @@ def write(name: str, case: Planted) -> None:
 
 
 def main(names: list[str]) -> None:
-    sys.path.insert(0, str(HERE))
-    from golden_cases import Golden
+    sys.path.insert(0, str(HERE.parent))
+    from support.golden_cases import Golden
 
     torch.set_num_threads(1)
     for make in CASES:

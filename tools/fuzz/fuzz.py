@@ -27,16 +27,15 @@ with atheris.instrument_imports(include=["spear", "zipfile", "pickletools", "jso
     import numpy as np
     import torch
 
-    import hostile_files as hostile
-    import reports
-    from spear.audit import frontier_report
-    from spear.audit.tensors import read_tensors
     from spear.data import adult as adult_reader
-    from spear.data.idx import read_idx
-    from spear.data.pickles import unpickle
+    from spear.data.images import read_idx, unpickle
     from spear.errors import SpearError
+    from spear.experiments.bench import tables
+    from spear.files.tensors import read_tensors
     from spear.report import load
     from spear.trials import RowFile
+    from support import hostile_files as hostile
+    from support import reports
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="spear-fuzz-"))
 
@@ -71,7 +70,7 @@ TARGETS = {
     "safetensors": _on("w.safetensors", read_tensors),
     "report": _on("report.json", _page),
     "rows": _on("main.jsonl", lambda path: RowFile(path.parent, "main").rows()),
-    "bench": _on("bench.jsonl", lambda path: frontier_report.table(frontier_report.load(path))),
+    "bench": _on("bench.jsonl", lambda path: tables.table(tables.load(path))),
     "cifar": _on("test_batch", unpickle),
     "idx": _on("images", lambda path: read_idx(path, 100, (28, 28))),
     "adult": _on("adult.data", _adult),

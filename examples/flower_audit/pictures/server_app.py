@@ -7,13 +7,13 @@ from flwr.serverapp.strategy import FedAvg
 
 from pictures.task import MEAN, PIXELS, STD, Net, load_data
 from spear.integrations.flower import Audited  # the first line
-from spear.report import Look
+from spear.report import ImageFormat
 
 app = ServerApp()
 
 # Both are optional. How inputs look as pictures, and what clients really held: an audit of one's own
 # simulation may know that, a server does not. Without it the verdict is the same.
-PICTURES = Look((3, PIXELS, PIXELS), mean=(MEAN,), std=(STD,))
+PICTURES = ImageFormat((3, PIXELS, PIXELS), mean=(MEAN,), std=(STD,))
 
 
 def originals(server_round: int, reply: Message):
@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = Audited(  # the second line; without it this is the plain app
         strategy,
         model=Net(),
-        look=PICTURES,
+        image_format=PICTURES,
         truth=originals,
         report="report.html",
         json="report.json",

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from spear.data.photos import photo_crops
+from spear.data import photo_crops
 
 CLIENTS, PICTURES, PIXELS = 3, 12, 32
 MEAN, STD = 0.5, 0.25

@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from spear.directions import Progress, Watch
 from spear.errors import InvalidOption, InvalidUpdate
 from spear.inversion import Inversion, Outcome
 from spear.judge import Cause, Loss, Proof
+from spear.search import Progress, Watch
 from spear.update import LayerUpdate
 
 Bounds = tuple[float | Tensor, float | Tensor]

@@ -30,11 +30,11 @@ from spear.baselines.attack import (
     shape_problems,
     total_variation,
 )
-from spear.directions import Progress, unit
 from spear.errors import InvalidOption
 from spear.factors import Factors, factorise
 from spear.inversion import Inversion
 from spear.judge import Loss
+from spear.search import Progress, unit
 from spear.update import LayerUpdate
 
 _WITHIN = 0.99  # share of an input's entries that its scale must keep within the bounds

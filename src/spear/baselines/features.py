@@ -24,9 +24,9 @@ from spear.baselines.attack import (
     bound_problems,
     total_variation,
 )
-from spear.directions import Progress
 from spear.errors import InvalidOption
 from spear.inversion import Inversion
+from spear.search import Progress
 
 _DECAY = (3 / 8, 5 / 8, 7 / 8)  # as Geiping et al.: shares after which the step falls to a tenth
 
@@ -79,8 +79,8 @@ def invert_features(
     """Approximate the images that a network maps to these features.
 
     Args:
-        network: from images (k, *shape) to features, `spear.layers.network_before(model, layer)`; it is
-            not changed.
+        network: from images (k, *shape) to features, `spear.update.network_before(model, layer)`; it
+            is not changed.
         features: (k, n), such as `spear.invert(...).inputs` of that layer. Their scale does not count.
         shape: of one image, such as (3, 224, 224).
         bounds: lowest and highest value of an input, see `pixel_bounds`; images are held within.

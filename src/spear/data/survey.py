@@ -16,8 +16,7 @@ from spear.data.images import ImageData, cifar10, mnist
 from spear.data.known import ADULT, CIFAR10, IMAGENET, MNIST, TINY_IMAGENET
 from spear.data.places import AGAIN, Dataset, Source, existing
 from spear.errors import DamagedData, InvalidFile, MissingData
-from spear.stored.limits import checked_size
-from spear.stored.torch_files import read_torch
+from spear.files import checked_size, read_torch
 
 _SIZES = (224, 256, 720)  # pixels of the shorter side that experiments ask for
 _TRIED = 64  # pictures of TinyImageNet that are decoded

@@ -1,18 +1,27 @@
-"""The client's side: models and what clients send. The only place that holds private data."""
+"""The client's side: models, FedSGD, FedAvg, DP-SGD, defences. The only room that holds private data.
+
+`spear.federated.dpsgd` needs Opacus, and is imported by its own name.
+"""
 
 from spear.federated import defences
 from spear.federated.client import fedavg, fedsgd, train
 from spear.federated.models import Vgg16, mlp
+from spear.federated.privacy import Noise, Privacy, epsilon, noise_of, resolved
 from spear.federated.reference import clipping_factors, least_squares, output_gradient
 
 __all__ = [
+    "Noise",
+    "Privacy",
     "Vgg16",
     "clipping_factors",
     "defences",
+    "epsilon",
     "fedavg",
     "fedsgd",
     "least_squares",
     "mlp",
+    "noise_of",
     "output_gradient",
+    "resolved",
     "train",
 ]

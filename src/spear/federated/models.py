@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spear.errors import DataError
-from spear.stored.limits import checked_size
-from spear.stored.torch_files import read_torch
+from spear.files import checked_size, read_torch
 
 # VGG16's convolutions by output channels; M is a 2x2 max-pooling.
 _VGG16 = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from spear.errors import ClusterError, InvalidOption, MissingExtra, SpearError
-from spear.trials.trial import Report, Row, Status, Step, Trial, Work, ended, measure
+from spear.trials import OnStep, Row, Status, Step, Trial, Work, measure, row_without_result
 
 try:
     import ray
@@ -40,8 +40,8 @@ _T = TypeVar("_T")
 _NAME = "ray"
 _RETRIES = 2  # of a trial whose worker died
 _WINDOW = 4  # tasks that are given to Ray at a time, per core: the others cost no memory yet
-_PATIENCE = 0.5  # seconds between two looks at the clock
-_GLANCE = 0.1  # seconds for a look at the board
+_POLL_SECONDS = 0.5  # seconds between two looks at the clock
+_QUEUE_TIMEOUT = 0.1  # seconds for a look at the board
 _DIED = (WorkerCrashedError, NodeDiedError, OutOfMemoryError, ObjectLostError)
 
 
@@ -71,7 +71,7 @@ class RayEngine:
             raise InvalidOption(f"expected max_seconds > 0, got {self.max_seconds}")
 
     def run(
-        self, trials: Sequence[Trial], work: Work, on_step: Report
+        self, trials: Sequence[Trial], work: Work, on_step: OnStep
     ) -> Iterator[tuple[Row, Mapping[str, bytes]]]:
         """Rows with their pictures, in the order in which they are done."""
         with session(self.address, self.workers):
@@ -83,14 +83,14 @@ class RayEngine:
                     while waiting and len(running) < self._window():
                         trial = waiting.popleft()
                         running[task.remote(trial, work, board.actor)] = _Run(trial)
-                    done, _ = ray.wait(list(running), timeout=_PATIENCE)
+                    done, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
                     board.read({run.trial.key: run for run in running.values()})
                     for reference in done:
                         yield _row(reference, running.pop(reference))
                     for reference, words, status in self._given_up(running):
                         ray.cancel(reference, force=True)
                         run = running.pop(reference)
-                        yield ended(run.trial, status, words, run.took, _NAME), {}
+                        yield row_without_result(run.trial, status, words, run.took, _NAME), {}
             finally:
                 for reference in running:
                     ray.cancel(reference, force=True)
@@ -131,7 +131,7 @@ class _Began:
     key: str
 
 
-class _Board:
+class _ProgressQueue:
     """Where trials say how far they are, in a process of its own."""
 
     def __init__(self) -> None:
@@ -148,18 +148,18 @@ class _Board:
 class _Reader:
     """Reads the board, and never waits for it for long."""
 
-    def __init__(self, on_step: Report) -> None:
+    def __init__(self, on_step: OnStep) -> None:
         here = ray.get_runtime_context().get_node_id()  # it lives and dies with this machine
         place = NodeAffinitySchedulingStrategy(here, soft=False)
         options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": place}
-        self.actor: Any = ray.remote(_Board).options(**options).remote()
+        self.actor: Any = ray.remote(_ProgressQueue).options(**options).remote()
         self.on_step = on_step
         self.asked: Any = None
 
     def read(self, runs: Mapping[str, _Run]) -> None:
         """Tell the steps on, and take down which trials have begun."""
         self.asked = self.asked or self.actor.take.remote()
-        if not ray.wait([self.asked], timeout=_GLANCE)[0]:
+        if not ray.wait([self.asked], timeout=_QUEUE_TIMEOUT)[0]:
             return  # its process is not up yet
         told: list[Step | _Began] = []
         with suppress(RayError):  # it died and comes back: only steps are lost
@@ -196,7 +196,7 @@ def _row(reference: Any, run: _Run) -> tuple[Row, Mapping[str, bytes]]:
         return row
     except _DIED as error:
         words = f"{_died(1 + _RETRIES)} ({type(error).__name__})"
-        return ended(run.trial, Status.FAILED, words, run.took, _NAME), {}
+        return row_without_result(run.trial, Status.FAILED, words, run.took, _NAME), {}
     except RayError as error:
         raise _unwrapped(error) from error
 

@@ -61,7 +61,7 @@ def _own(workers: int | None) -> Iterator[None]:
     """A cluster of this machine alone; its files go with it."""
     # Other users of this machine reach its ports, too: they do not have the token.
     ours = os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN) is _TOKEN
-    with secluded() as folder:
+    with loopback_cluster() as folder:
         try:
             _start(folder, workers)
             yield
@@ -72,7 +72,7 @@ def _own(workers: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def secluded() -> Iterator[str]:
+def loopback_cluster() -> Iterator[str]:
     """Within, a Ray that is started here talks to this machine only, and keeps its files to its owner.
 
     Ray has no public way to say so. On Linux it takes 127.0.0.1 for the machine's own address, and

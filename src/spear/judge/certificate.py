@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from spear.errors import Declined
 from spear.factors import Factors
 from spear.judge import rivals
 from spear.judge.causes import Cause, Proof
@@ -20,12 +21,13 @@ from spear.judge.layer import (
     bias_in_span,
     fits_at_another_scale,
     outside_next_layer,
-    patterns_tell,
+    patterns_are_significant,
 )
-from spear.judge.replay import Fit, Loss, replaying, weigh_losses
+from spear.judge.replay import Fit, Loss, fit_losses, replaying
 from spear.judge.rivals import Ruling
 from spear.judge.selection import Selection
-from spear.judge.training import Retrained, retrain
+from spear.judge.training import retrain
+from spear.update import LayerUpdate
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +50,6 @@ def certify(
     factors: Factors,
     selection: Selection,
     *,
-    model: nn.Module | None = None,
     loss: Loss | None = None,
     generator: torch.Generator | None = None,
 ) -> Certificate:
@@ -57,37 +58,61 @@ def certify(
     Args:
         factors: of the update.
         selection: the b samples.
-        model: the client's, if not the one that `observe` was given.
         loss: the client's, if it was told.
         generator: for neighbours at which a replay is tried again.
     """
     found = Recovered(factors, selection)
-    model = factors.view.model if model is None else model
     if factors.noisy and not bool(found.precise.any()):
         return _composed(found, [_imprecise(found)], Proof.NONE)
-    protocol = factors.view.protocol
+    protocol = factors.protocol
     if protocol.one_step:
-        return _of_one_step(found, model, loss, generator)
-    repeated = _of_training(found, model, loss)
+        return _of_one_step(found, loss, generator)
+    repeated = _of_training(found, loss)
     if repeated.whole or protocol.steps is not None or protocol.mini_batches:
         return repeated
     # Nobody said how many steps there were. One holds at any learning rate.
-    single = _of_one_step(found, model, loss, generator)
+    single = _of_one_step(found, loss, generator)
     return single if single.certified.sum() > repeated.certified.sum() else repeated
 
 
+def certify_either_sign(
+    factors: Factors, selection: Selection, loss: Loss | None, generator: torch.Generator
+) -> tuple[Factors, Certificate, str]:
+    """What is proved of a selection, of the update or of its negative; and what was said wrongly."""
+    view = factors.view
+    judged = certify(factors, selection, loss=loss, generator=generator)
+    if view.model is None or not _may_be_negated(view, judged):
+        return factors, judged, view.mistake
+    negated = factors.negated
+    other = certify(negated, selection, loss=loss, generator=generator)
+    if other.labels is None or not bool(other.certified.any()):
+        return factors, judged, view.mistake
+    return negated, other, view.mistake or _negated_words(view)
+
+
+def _may_be_negated(view: LayerUpdate, certificate: Certificate) -> bool:
+    """Might the update have the other sign? Inputs are the same then, but no loss with labels fits."""
+    told = view.protocol.sends == "weights" and not view.mistake  # whose sign is beyond doubt
+    fits = certificate.labels is not None and bool((certificate.labels >= 0).any())
+    return not fits and not certificate.whole and not told
+
+
+def _negated_words(view: LayerUpdate) -> str:
+    if view.trained:
+        return "the difference has the opposite sign, before minus after: read that way"
+    return (
+        "this was given as a gradient, but it has the sign of a difference, after minus before: read "
+        "as a difference"
+    )
+
+
 def _of_one_step(
-    found: Recovered,
-    model: nn.Module | None,
-    loss: Loss | None,
-    generator: torch.Generator | None,
+    found: Recovered, loss: Loss | None, generator: torch.Generator | None
 ) -> Certificate:
     """The gradient of one batch at weights that are known."""
-    fit: Fit | str = "no model was given"
-    if model is not None:
-        fit = weigh_losses(found, model, loss, generator=generator)
-    if isinstance(fit, str):
-        return _by_pattern(found, fit)
+    fit = fit_losses(found, loss, generator=generator)
+    if isinstance(fit, Declined):
+        return _by_pattern(found, fit.reason)
     if fit.labels is None and not fit.replay.has_later:
         return _by_pattern(found, "there is no gradient of a later layer to compare")
     if not fit.usable or (fit.labels is None and not fit.replay.compared):
@@ -122,7 +147,7 @@ def _by_pattern(found: Recovered, why: str) -> Certificate:
         *_of_the_layer(found, None),
         _imprecise(found),
     ]
-    remark = "" if found.factors.view.model is None else f"no replay: {why}"
+    remark = "" if found.view.model is None else f"no replay: {why}"
     return _composed(found, rulings, Proof.PATTERN, remark=remark)
 
 
@@ -133,12 +158,12 @@ def _of_the_layer(found: Recovered, fit: Fit | None) -> list[Ruling]:
     side = selection.directions.side
     replayed = fit is not None and fit.agrees and fit.dimensions > 1
     scaled = everyone & bias_in_span(factors)
-    if selection.spoilt is not None:
-        scaled = ~selection.spoilt
+    if selection.unscaled is not None:
+        scaled = ~selection.unscaled
     ruled = [
         Ruling(
             Cause.NARROW,
-            everyone & (replayed or patterns_tell(selection)),
+            everyone & (replayed or patterns_are_significant(selection)),
             f"cannot be judged: {len(side.basis)} live rows prove nothing about {selection.b} samples; "
             "attack a wider layer",
         ),
@@ -185,7 +210,7 @@ def _imprecise(found: Recovered) -> Ruling:
 
 def _unfit(found: Recovered, fit: Fit) -> Certificate:
     """A replay that explains nothing is no evidence against a sample, but nothing is proved either."""
-    if not fit.replay.tells:
+    if not fit.replay.is_precise:
         words = "the update is too coarse or too noisy for a replay to show anything"
         return _unproved(found, Cause.IMPRECISE, (words,))
     apart = _clipped_apart(found)
@@ -246,18 +271,16 @@ def _composed(
     )
 
 
-def _of_training(found: Recovered, model: nn.Module | None, loss: Loss | None) -> Certificate:
+def _of_training(found: Recovered, loss: Loss | None) -> Certificate:
     """After several local steps signs and zeros need not match: only repeating them proves."""
-    retrained: Retrained | str = "no model was given"
-    if model is not None:
-        retrained = retrain(found, model, loss)
-    if isinstance(retrained, str):
-        words = f"several local steps are proved only by repeating them, and {retrained}"
+    retrained = retrain(found, loss)
+    if isinstance(retrained, Declined):
+        words = f"several local steps are proved only by repeating them, and {retrained.reason}"
         return _unproved(found, Cause.TRAINING, (words,))
-    firm = (found.selection.directions.firmness > 0) | retrained.closely
-    repeated = retrained.matched & firm & (not retrained.objections)
-    if not bool((retrained.recognised & firm).all()):
-        repeated = repeated & rivals.unmixed(found, retrained.recognised & firm)
+    determined = (found.selection.directions.redundancy > 0) | retrained.closely
+    repeated = retrained.matched & determined & (not retrained.objections)
+    if not bool((retrained.recognised & determined).all()):
+        repeated = repeated & rivals.unmixed(found, retrained.recognised & determined)
     words = "; ".join(
         ["are not confirmed by repeating the local training", *retrained.objections[:1]]
     )

@@ -12,23 +12,26 @@ import torch
 from torch import Tensor
 
 from spear import theory
-from spear.directions import unit
 from spear.factors import Factors
 from spear.judge.selection import Selection, at_scales
+from spear.search import unit
 from spear.tolerances import (
-    CONTENT,
     DEVIATIONS_TO_SPARE,
     EXACT_ERROR,
+    MARGIN,
+    MAX_USEFUL_ERROR,
     PATTERN_CHANCE,
+    SPARE_BIAS_ROWS,
     SPARE_ROWS,
     UNDECIDED,
 )
+from spear.update import LayerUpdate
 
 _MOST_PAIRED = 40  # samples up to which pairs of traces are tried: 780 small least squares
-_LOOKED_AT_INPUTS = 512  # of a sample, for the size of a rounding
-_LOOKED_AT = 1 << 14  # entries that show a gradient's precision
-_BETWEEN = 0.2  # steps from the grid, on average: 1/4 anywhere, 0 on it
-_LARGE = 64  # samples from which on shares are computed in single precision
+_SAMPLED_INPUTS = 512  # of a sample, for the size of a rounding
+_SAMPLED_ENTRIES = 1 << 14  # entries that show a gradient's precision
+_GRID_DISTANCE = 0.2  # steps from the grid, on average: 1/4 anywhere, 0 on it
+_SINGLE_PRECISION_FROM = 64  # samples from which on shares are computed in single precision
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
@@ -43,6 +46,10 @@ class Recovered:
     def b(self) -> int:
         return self.selection.b
 
+    @property
+    def view(self) -> LayerUpdate:
+        return self.factors.view
+
     @cached_property
     def X(self) -> Tensor:
         """Inputs (b, n) in float64."""
@@ -52,11 +59,11 @@ class Recovered:
     def Z(self) -> Tensor:
         """Preactivations (b, m)."""
         C = self.selection.C
-        Z: Tensor = C @ self.factors.preactivation.T + self.factors.view.bias.to(C)
+        Z: Tensor = C @ self.factors.preactivation.T + self.factors.bias
         return Z
 
     @cached_property
-    def span(self) -> float:
+    def value_range(self) -> float:
         """From the lowest to the highest value of a sample, as most have it: a wrong one may have
         any.
         """
@@ -65,23 +72,23 @@ class Recovered:
     @cached_property
     def sizes(self) -> Tensor:
         """Root mean square of the inputs of each sample (b,)."""
-        size: Tensor = self.selection.C.norm(dim=1) / math.sqrt(self.factors.view.inputs)
+        size: Tensor = self.selection.C.norm(dim=1) / math.sqrt(self.factors.n)
         return size
 
     @cached_property
-    def apart(self) -> Tensor:
+    def distances(self) -> Tensor:
         """Distances between samples (b, b), per input."""
         return torch.cdist(self.X, self.X) / math.sqrt(self.X.shape[1])
 
     @cached_property
-    def held_rows(self) -> Tensor:
+    def confirmed_zero_rows(self) -> Tensor:
         """Live rows (rows, b) in which each sample is off: zero, and its preactivation says so."""
         return self.selection.directions.zeros & (self.Z[:, self.factors.live_rows].T < 0)
 
     @cached_property
-    def shares(self) -> Tensor:
-        """How much of sample j the noise leaves in sample i, (b, b): see `shares`."""
-        return shares(self)
+    def mixing_errors(self) -> Tensor:
+        """How much of sample j the noise leaves in sample i, (b, b): see `mixing_errors`."""
+        return mixing_errors(self)
 
     @cached_property
     def error(self) -> Tensor:
@@ -92,11 +99,11 @@ class Recovered:
     def precise(self) -> Tensor:
         """Per sample (b,): is its predicted error small enough to speak of exact?"""
         claim = EXACT_ERROR / DEVIATIONS_TO_SPARE
-        precise: Tensor = self.error <= claim * self.sizes.clamp_min(self.span)
+        precise: Tensor = self.error <= claim * self.sizes.clamp_min(self.value_range)
         return precise
 
 
-def patterns_tell(selection: Selection) -> bool:
+def patterns_are_significant(selection: Selection) -> bool:
     """Are there so many rows that patterns of all samples do not fit by luck?"""
     return chance_of_pattern(selection) ** selection.b <= PATTERN_CHANCE
 
@@ -112,7 +119,7 @@ def signs_hold(found: Recovered) -> Tensor:
     sound: Tensor = (selection.contradictions == 0) & selection.C.isfinite().all(1)
     if not bool(sound.all()) and chance_of_pattern(selection) > PATTERN_CHANCE:
         return torch.zeros_like(sound)  # in a batch that is partly wrong, one may fit by luck
-    if factors.view.relu == "both":
+    if factors.relu == "both":
         sound &= _other_side(found)
     return sound
 
@@ -124,8 +131,8 @@ def predicted_error(found: Recovered) -> Tensor:
     """Standard deviation of the error of an input, per sample (b,), from the update's noise.
 
     x_i = c_i R is off in three ways. The noise of dL/dW itself enters by |row of D^+|. The directions
-    carry noise, so that x_i holds a share of every other sample (`shares`). And dL/db, which gives
-    the scale, has noise of its own. What comes back is rounded to the update's precision.
+    carry noise, so that x_i holds a share of every other sample (`mixing_errors`). And dL/db, which
+    gives the scale, has noise of its own. What comes back is rounded to the update's precision.
     """
     factors, selection, X = found.factors, found.selection, found.X
     inverse = (selection.C / factors.singular_values) @ factors.left.T  # D^+ (b, m)
@@ -137,10 +144,10 @@ def predicted_error(found: Recovered) -> Tensor:
     in_scale = found.sizes * rows * bias_noise
     if selection.directions.side.name == "outputs":
         # The scale follows the shares: what they leave is the difference of two samples.
-        mixed = (found.shares * found.apart).square().nansum(1)
+        mixed = (found.mixing_errors * found.distances).square().nansum(1)
     else:
         mixing = (selection.Q.norm(dim=0) * selection.C.norm(dim=1)).square().sum()
-        mixed = direct.square() * float(mixing) / factors.view.inputs
+        mixed = direct.square() * float(mixing) / factors.n
     error = (direct.square() + mixed + in_scale.square()).sqrt()
     coarse = found.sizes * _input_rounding(factors, X, direct)
     final: Tensor = (_after_rounding(factors, X, error).square() + coarse.square()).sqrt()
@@ -154,7 +161,7 @@ def _after_rounding(factors: Factors, X: Tensor, error: Tensor) -> Tensor:
     u^2 (P(|e| > u/2) + 3 P(|e| > 3u/2) + 5 P(|e| > 5u/2) + ...).
     """
     dtype = torch.promote_types(factors.view.weight_grad.dtype, torch.float32)
-    some = X[:, :: max(1, X.shape[1] // _LOOKED_AT_INPUTS)]
+    some = X[:, :: max(1, X.shape[1] // _SAMPLED_INPUTS)]
     step = torch.finfo(dtype).eps * torch.exp2(some.abs().clamp_min(1e-300).log2().floor())
     ratio = (step / error.clamp_min(1e-300)[:, None]).clamp_min(
         0.25
@@ -182,14 +189,14 @@ def _input_rounding(factors: Factors, X: Tensor, direct: Tensor) -> float:
     seen = seen[seen.abs() > X.abs().median()]
     step = eps * torch.exp2(seen.abs().log2().floor())
     between = ((seen - seen.to(grid).to(seen)).abs() / step).mean()  # 1/4 between grid points
-    if float(between) > _BETWEEN:
+    if float(between) > _GRID_DISTANCE:
         return 0.0
     return eps / math.sqrt(12)
 
 
 def _grid(gradient: Tensor) -> torch.dtype | None:
     """The half precision that all entries of a gradient have, if they have one."""
-    some = gradient.detach().flatten()[:: max(1, gradient.numel() // _LOOKED_AT)]
+    some = gradient.detach().flatten()[:: max(1, gradient.numel() // _SAMPLED_ENTRIES)]
     halves = [
         dtype
         for dtype in (torch.bfloat16, torch.float16)
@@ -198,7 +205,7 @@ def _grid(gradient: Tensor) -> torch.dtype | None:
     return halves[0] if halves else None
 
 
-def shares(found: Recovered) -> Tensor:
+def mixing_errors(found: Recovered) -> Tensor:
     """How much of sample j the noise leaves in sample i, (b, b): a standard deviation.
 
     q_j is the kernel of the rows A_j of the basis in which sample j is off: zero AND of negative
@@ -212,8 +219,8 @@ def shares(found: Recovered) -> Tensor:
     factors, selection = found.factors, found.selection
     side, s = selection.directions.side, factors.singular_values
     # Orthonormal columns, so that single precision will do where b^4 multiplications count.
-    dtype = torch.float32 if selection.b > _LARGE else torch.float64
-    basis, off = side.white.to(dtype), found.held_rows.T.to(dtype)  # (rows, b), (b, rows)
+    dtype = torch.float32 if selection.b > _SINGLE_PRECISION_FROM else torch.float64
+    basis, off = side.white.to(dtype), found.confirmed_zero_rows.T.to(dtype)  # (rows, b), (b, rows)
     own = unit(selection.Q * s[:, None], 0).T.to(dtype)  # (b, b): unit rows, however small Q is
     c = selection.C / s  # in white coordinates
     sizes, lengths = c.norm(dim=1), selection.Q.norm(dim=0)
@@ -236,7 +243,7 @@ def shares(found: Recovered) -> Tensor:
 def _bias_noise(factors: Factors) -> float:
     """Standard deviation of the noise in an entry of dL/db: what of it lies outside the span of L."""
     spare = int((factors.live_rows & factors.bias_rows).sum()) - factors.b
-    if spare < UNDECIDED:
+    if spare < SPARE_BIAS_ROWS:
         return factors.noise
     return float(factors.bias_outside.norm()) / math.sqrt(spare)
 
@@ -246,28 +253,28 @@ def _bias_noise(factors: Factors) -> float:
 
 def bias_in_span(factors: Factors) -> bool:
     """dL/db = dL/dZ 1 lies in the span of L, up to the noise of its own entries."""
-    g = factors.view.bias_grad.to(factors.left)
+    g = factors.bias_grad
     return float(factors.bias_outside.norm()) <= bias_level(factors, g)
 
 
 def bias_level(factors: Factors, g: Tensor) -> float:
     """How long a part of dL/db (m,) noise and rounding may put outside the span of L."""
     eps = torch.finfo(factors.view.bias_grad.dtype).eps
-    return UNDECIDED * eps * float(g.norm()) + factors.zero * math.sqrt(len(g))
+    return MARGIN * eps * float(g.norm()) + factors.zero * math.sqrt(len(g))
 
 
-def without_spoilt(factors: Factors, selection: Selection) -> Selection:
+def mark_unscaled(factors: Factors, selection: Selection) -> Selection:
     """The selection with scales that hold where some samples spoil the bias gradient.
 
     Inputs that depend on each other linearly (a darker copy, a sum of two) leave fewer traces in
     dL/dW than columns in dL/db = sum of all d: it leaves the span of L, and spoils every scale. But
     where the traces of those samples vanish, so do they, and dL/db is the sum of the others alone.
-    Up to two traces are looked for that explain it; their own scale stays unknown (`spoilt`).
+    Up to two traces are looked for that explain it; their own scale stays unknown (`unscaled`).
     """
     if bias_in_span(factors) or selection.directions.side.name != "outputs":
         return selection
     unscaled = factors.L @ selection.directions.vectors  # (m, b)
-    g = factors.view.bias_grad.to(unscaled)
+    g = factors.bias_grad
     off = torch.ones_like(unscaled, dtype=torch.bool)
     off[factors.live_rows] = selection.directions.zeros
     b = selection.b
@@ -275,7 +282,7 @@ def without_spoilt(factors: Factors, selection: Selection) -> Selection:
         for traces in combinations(range(b), size) if b <= _MOST_PAIRED or size == 1 else ():
             rows = off[:, traces].all(1) & factors.live_rows
             rest = [i for i in range(b) if i not in traces]
-            if int(rows.sum()) < len(rest) + UNDECIDED or not rest:
+            if int(rows.sum()) < len(rest) + SPARE_BIAS_ROWS or not rest:
                 continue
             A = unscaled[rows][:, rest]
             t = torch.linalg.lstsq(A, g[rows, None]).solution[:, 0]
@@ -285,21 +292,21 @@ def without_spoilt(factors: Factors, selection: Selection) -> Selection:
             scales = selection.Q.norm(dim=0)
             scales = scales * (selection.Q * selection.directions.vectors).sum(0).sign()
             scales[rest] = t
-            spoilt = torch.zeros(b, dtype=torch.bool, device=t.device)
-            spoilt[list(traces)] = True
+            unscaled = torch.zeros(b, dtype=torch.bool, device=t.device)
+            unscaled[list(traces)] = True
             noise = float(left.norm()) / math.sqrt(int(rows.sum()) - len(rest))
             rescaled = at_scales(factors, selection, scales)
-            return dataclasses.replace(rescaled, spoilt=spoilt, bias_noise=noise)
+            return dataclasses.replace(rescaled, unscaled=unscaled, bias_noise=noise)
     return selection
 
 
-def has_content(error: Tensor, inputs: Tensor) -> bool:
+def exceeds_noise(error: Tensor, inputs: Tensor) -> bool:
     """Does what came back (b, n) say more of the samples than noise does, for most of them?"""
     X = inputs.double()
     spread = (X - X.mean(0)).square().mean().sqrt() if len(X) > 1 else X.std()
     # What came back holds the error as well as the samples.
     own = (spread.square() - error.median().square()).clamp_min(0).sqrt()
-    return 2 * int((error < CONTENT * own).sum()) > len(X)
+    return 2 * int((error < MAX_USEFUL_ERROR * own).sum()) > len(X)
 
 
 def scale_range(factors: Factors, selection: Selection) -> tuple[Tensor, Tensor]:
@@ -307,8 +314,8 @@ def scale_range(factors: Factors, selection: Selection) -> tuple[Tensor, Tensor]
     D = (factors.L @ selection.Q).abs()  # (m, b)
     level = factors.zero * selection.Q.norm(dim=0)
     Z = factors.preactivation @ selection.C.T  # (m, b) = W x
-    slack = factors.weight_lengths * factors.reach(selection.C)
-    bias = factors.view.bias.to(Z)[:, None]
+    slack = factors.weight_lengths * factors.preactivation_error(selection.C)
+    bias = factors.bias[:, None]
     off, on = D <= level, D > UNDECIDED * level
     if selection.frozen is not None:
         off = off & ~selection.frozen[:, None]
@@ -329,7 +336,7 @@ def fits_at_another_scale(factors: Factors, selection: Selection) -> bool:
     somewhere by luck. So only directions speak that their own zeros prove.
     """
     broken = selection.contradictions > 0
-    proved = selection.directions.firmness > 0
+    proved = selection.directions.redundancy > 0
     if factors.noisy or selection.directions.side.name != "outputs" or not bool(broken.any()):
         return False
     lowest, highest = scale_range(factors, selection)
@@ -352,10 +359,10 @@ def outside_next_layer(found: Recovered) -> Tensor:
     if gradient is None or selection.directions.side.name != "outputs":
         return nothing
     _, s, Vt = torch.linalg.svd(gradient.to(selection.C), full_matrices=False)
-    b, eps = selection.b, torch.finfo(factors.view.precision).eps
+    b, eps = selection.b, factors.eps
     # The span may turn by what noise there is beside its faintest sample.
     turned = float(s[b] / s[b - 1]) if len(s) > b else 1.0
-    level = UNDECIDED * (turned + eps * float(s[0] / s[b - 1]) if len(s) > b else 1.0)
+    level = MARGIN * (turned + eps * float(s[0] / s[b - 1]) if len(s) > b else 1.0)
     if level > EXACT_ERROR:
         return nothing  # fewer or more samples show there: it says nothing
     span = Vt[:b]  # (b, m)

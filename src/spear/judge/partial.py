@@ -5,14 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from spear import theory
-from spear.directions import Directions, Watch, unit
 from spear.factors import Factors
 from spear.judge.selection import Selection, select
-from spear.patterns import AGREES, both_halves, trusted
-from spear.tolerances import FAINTER, PART_CHANCE, PATTERN_AGREES_NOISY
+from spear.search import SIGN_AGREEMENT, Directions, Watch, consistent_samples, dual_problem, unit
+from spear.tolerances import MISSING_TO_FOUND_RATIO, PART_CHANCE, PATTERN_AGREES_NOISY
 
 
-def explained(factors: Factors, pool: Directions, watch: Watch) -> tuple[Factors, Selection | None]:
+def select_part(
+    factors: Factors, pool: Directions, watch: Watch
+) -> tuple[Factors, Selection | None]:
     """The samples found, with all that they do not explain taken for noise; None if that is loud.
 
     Gradients of a trained network span many orders of magnitude, and the faintest samples drown. The
@@ -21,12 +22,12 @@ def explained(factors: Factors, pool: Directions, watch: Watch) -> tuple[Factors
     if not 0 < len(pool) < factors.b or pool.side.name != "outputs":
         return factors, None
     white = unit(pool.vectors * pool.side.scales[:, None], 0)  # (b, k)
-    part = factors.within(white.T)
-    if float(part.spectrum[-1]) > FAINTER * float(part.singular_values[0]):
+    part = factors.restricted_to(white.T)
+    if float(part.spectrum[-1]) > MISSING_TO_FOUND_RATIO * float(part.singular_values[0]):
         return factors, None
     live = part.left[part.live_rows]
     inside = unit((live.T @ (pool.side.white @ white)) / part.singular_values[:, None], 0)  # (k, k)
-    directions = Directions(part.outputs, inside, pool.zeros, pool.firmness)
+    directions = Directions(part.outputs, inside, pool.zeros, pool.redundancy)
     chosen = select(part, directions, watch)
     return (part, chosen) if chosen is not None else (factors, None)
 
@@ -40,7 +41,7 @@ def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
     if pool.side.name != "outputs" or by_chance > PART_CHANCE:
         return pool.vectors.T[:0]
     white = unit((pool.vectors * pool.side.scales[:, None]).T)
-    agrees = AGREES if not factors.noisy else PATTERN_AGREES_NOISY
-    _, c = trusted(both_halves(factors), white, pool.zeros.T, agrees)
+    agrees = SIGN_AGREEMENT if not factors.noisy else PATTERN_AGREES_NOISY
+    _, c = consistent_samples(dual_problem(factors), white, pool.zeros.T, agrees)
     h = factors.bias_coordinates * factors.singular_values
     return c / (c @ h)[:, None] * factors.singular_values

@@ -14,23 +14,18 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from spear.errors import Declined
 from spear.judge.layer import Recovered
-from spear.judge.precautions import Precautions
-from spear.judge.relu_boundary import FLIPS, smallest_steps
-from spear.layers import network_after
-from spear.tolerances import (
-    LATER_NOISE,
-    LATER_NOISE_LIMIT,
-    REPLAY_LIMIT,
-    ROUNDINGS,
-    UNDECIDED,
-)
+from spear.judge.relu_boundary import MOST_FLIPS, smallest_steps
+from spear.judge.torch_guard import TorchGuard
+from spear.tolerances import LATER_NOISE, LATER_NOISE_LIMIT, MARGIN, REPLAY_LIMIT, ROUNDINGS
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 T = TypeVar("T")
@@ -38,15 +33,15 @@ T = TypeVar("T")
 # Neighbours within the error of a recovered sample at which a replay is tried again: a neuron whose
 # preactivation is zero to rounding may have been on the other side for the client.
 _NEIGHBOURS = 16
-_REACH = 20.0  # the last neighbour is this many errors away: still well inside the tolerance
-_THRESHOLD = 1e-4  # of a typical preactivation: float32 rounds to 1e-6 of it
+_NEIGHBOUR_ERRORS = (
+    20.0  # the last neighbour is this many errors away: still well inside the tolerance
+)
+_NEAR_THRESHOLD = 1e-4  # of a typical preactivation: float32 rounds to 1e-6 of it
 _ROWS_AT_ONCE = 1 << 14
-_NUDGE = 1e-6  # of z, for differences of gradients in float64
-_OUTPUTS = 4  # neurons per output from which a gradient at the outputs can be solved for
-_CLASSES = 6  # from which on a straight line over all but two says something
-_SOFT = "cross-entropy with soft labels"
-_SEVERAL = "binary cross-entropy with several labels"
-_RANKED = 64  # outputs up to which the rank of a Jacobian is looked at
+_DIFFERENCE_STEP = 1e-6  # of z, for differences of gradients in float64
+_NEURONS_PER_OUTPUT = 4  # neurons per output from which a gradient at the outputs can be solved for
+_FEWEST_CLASSES = 6  # from which on a straight line over all but two says something
+_MOST_RANKED = 64  # outputs up to which the rank of a Jacobian is looked at
 
 _BINARY = nn.functional.binary_cross_entropy_with_logits
 _ON_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
@@ -61,7 +56,7 @@ _ON_NUMBERS_CALLED = (
 @contextmanager
 def replaying() -> Iterator[None]:
     """Gradients can be taken, whatever the caller switched off; the random state stays as it was."""
-    with torch.inference_mode(False), torch.enable_grad(), Precautions():
+    with torch.inference_mode(False), torch.enable_grad(), TorchGuard():
         yield
 
 
@@ -74,12 +69,22 @@ def _is_binary(loss: Loss | None) -> bool:
     return isinstance(loss, nn.BCEWithLogitsLoss) or loss is _BINARY
 
 
+class LossKind(Enum):
+    """The losses that an update is explained by, in words."""
+
+    TOLD = "the loss that was told"
+    CROSS_ENTROPY = "cross-entropy"
+    SOFT_LABELS = "cross-entropy with soft labels"
+    SEVERAL_LABELS = "binary cross-entropy with several labels"
+    ANY = "some loss"  # whose gradient at the outputs can be anything
+
+
 @dataclass(frozen=True, eq=False)
 class Fit:
     """How one loss explains the recovered columns of dL/dZ."""
 
     replay: Replay
-    loss: str  # in words
+    loss: LossKind
     told: bool  # is it the loss that was told?
     labels: Tensor | None  # (b,) int64: the nearest label; None where targets are free
     matched: Tensor  # (b,) bool: is the sample's gradient the recovered one?
@@ -115,7 +120,7 @@ class Fit:
             varied = 1
         else:
             varied = outputs - 1
-        if outputs > _RANKED:
+        if outputs > _MOST_RANKED:
             return varied
         J = self.replay.jacobians(self.replay.Z[:1])[0]  # (outputs, m)
         return min(varied, int(torch.linalg.matrix_rank(J, rtol=REPLAY_LIMIT)))
@@ -124,7 +129,7 @@ class Fit:
     def tolerance(self) -> Tensor:
         """How far a true sample's gradient may be off (b,), relative to its length."""
         if self.labels is None:
-            return self.replay.free_tolerance
+            return self.replay.free_target_tolerance
         return self.replay.tolerance(self.labels)
 
     @property
@@ -145,7 +150,7 @@ class Fit:
         """
         replay = self.replay
         if self.labels is not None:
-            h = _NUDGE * replay.Z.norm(dim=1) / steps.norm(dim=1).clamp_min(1e-300)
+            h = _DIFFERENCE_STEP * replay.Z.norm(dim=1) / steps.norm(dim=1).clamp_min(1e-300)
             there = replay.single_gradients(replay.Z + h[:, None] * steps, self.labels)
             here = self.single_gradients
             weight = (here * replay.D).sum(1) / here.square().sum(1)
@@ -153,7 +158,7 @@ class Fit:
         else:
             J = replay.jacobians(replay.Z)
             moved = (J @ steps[:, :, None])[:, :, 0]  # (b, outputs)
-            turned = (replay.bent(moved, self)[:, None] @ J)[:, 0]
+            turned = (replay.slope_change(moved, self)[:, None] @ J)[:, 0]
         left = replay.factors.left
         rate: Tensor = (turned - (turned @ left) @ left.T).norm(dim=1)
         return rate
@@ -232,39 +237,37 @@ class Replay:
         factors, selection = found.factors, found.selection
         self.factors, self.network, self.loss = factors, network, loss
         self.C = selection.C
-        self.bias = factors.view.bias.to(self.C)
+        self.bias = factors.bias
         self.Z = found.Z.clone()  # (b, m)
         self.D = (factors.L @ selection.Q).T  # (b, m)
         # Neurons that were frozen or masked have no gradient, whatever the samples do.
         self.sent = None if selection.frozen is None else ~selection.frozen
-        eps = torch.finfo(factors.view.precision).eps
+        eps = factors.eps
         noise = (
             factors.noise * selection.Q.norm(dim=0) * self.D.shape[1] ** 0.5 / self.D.norm(dim=1)
         )
-        self.spoilt = selection.spoilt is not None
+        self.unscaled = selection.unscaled is not None
         self.rounding = ROUNDINGS * eps
-        self.own = UNDECIDED * (noise + relative_error)  # (b,)
+        self.sample_tolerance = MARGIN * (noise + relative_error)  # (b,)
         self.relative_error = relative_error.clamp_min(eps)
         with torch.no_grad():
             self.outputs = self.run(self.Z[:1]).shape[1]
         self.classes = max(2, self.outputs)
 
     @staticmethod
-    def prepare(
-        found: Recovered, model: nn.Module, loss: Loss | None, relative_error: Tensor
-    ) -> Replay | str:
-        view, device = found.factors.view, found.factors.left.device
-        if view.layer is None:
-            return "the update does not say which layer it is: use spear.observe(model, gradients)"
-        behind = network_after(model, view.layer)
-        if isinstance(behind, str):
+    def prepare(found: Recovered, loss: Loss | None, relative_error: Tensor) -> Replay | Declined:
+        device = found.factors.left.device
+        behind = found.view.network_behind()
+        if isinstance(behind, Declined):
             return behind
         if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in behind.modules()):
-            return "dropout is active behind the layer, so its gradients are random"
+            return Declined("dropout is active behind the layer, so its gradients are random")
         if any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in behind.modules()
         ):
-            return "batch norm behind the layer is in train mode, so samples act on each other"
+            return Declined(
+                "batch norm behind the layer is in train mode, so samples act on each other"
+            )
         network = copy.deepcopy(behind).to(device, torch.float64).requires_grad_(True)
         if isinstance(loss, nn.Module):
             loss = copy.deepcopy(loss).to(device, torch.float64)
@@ -276,38 +279,37 @@ class Replay:
     @staticmethod
     def attempt(
         found: Recovered,
-        model: nn.Module,
         loss: Loss | None,
         *,
         relative_error: Tensor,
         use: Callable[[Replay], T],
-    ) -> T | str:
-        """What `use` makes of the replay, if it can be done; otherwise one line on why not.
+    ) -> T | Declined:
+        """What `use` makes of the replay, if it can be done; otherwise why not.
 
         The user's model and loss run here, and may raise anything: then there is no replay.
         """
         with replaying():
             try:
-                replay = Replay.prepare(found, model, loss, relative_error)
-                return replay if isinstance(replay, str) else use(replay)
+                replay = Replay.prepare(found, loss, relative_error)
+                return replay if isinstance(replay, Declined) else use(replay)
             except Exception as error:
                 lines = str(error).strip().splitlines() or [""]
-                return (
+                return Declined(
                     "running the model and loss on one sample per label failed "
                     f"({type(error).__name__}: {lines[0][:120]})"
                 )
 
     @property
-    def tells(self) -> bool:
+    def is_precise(self) -> bool:
         """Is the update precise enough for a replay to agree or not?"""
-        return float((self.rounding / ROUNDINGS + self.own).median()) <= REPLAY_LIMIT
+        return float((self.rounding / ROUNDINGS + self.sample_tolerance).median()) <= REPLAY_LIMIT
 
     # The network.
 
     @property
     def compared(self) -> bool:
         """Are there gradients of later layers to compare with, of these samples alone?"""
-        return self.has_later and not (self.factors.zero_input or self.spoilt)
+        return self.has_later and not (self.factors.zero_input or self.unscaled)
 
     @property
     def has_later(self) -> bool:
@@ -350,7 +352,7 @@ class Replay:
         rest = (J @ slopes)[:, :, 0] - D
         return slopes[:, :, 0], rest.norm(dim=1) / D.norm(dim=1)
 
-    def bent(self, moved: Tensor, fit: Fit) -> Tensor:
+    def slope_change(self, moved: Tensor, fit: Fit) -> Tensor:
         """How gradients at the outputs change as these move (b, outputs), where targets are free.
 
         Soft or several labels give a weight, and with it the curvature. Squared error that was told has
@@ -360,42 +362,42 @@ class Replay:
         assert fit.slopes is not None
         with torch.no_grad():
             outputs = self.run(self.Z)
-        bent: Tensor
-        if fit.loss == _SOFT and fit.weights is not None:
+        slope_change: Tensor
+        if fit.loss is LossKind.SOFT_LABELS and fit.weights is not None:
             p = outputs.softmax(1)
-            bent = p * moved - p * (p * moved).sum(1, keepdim=True)
-            return bent * fit.weights[:, None] / len(p)
-        if fit.loss == _SEVERAL and fit.weights is not None:
+            slope_change = p * moved - p * (p * moved).sum(1, keepdim=True)
+            return slope_change * fit.weights[:, None] / len(p)
+        if fit.loss is LossKind.SEVERAL_LABELS and fit.weights is not None:
             sigma = outputs.sigmoid()
-            bent = sigma * (1 - sigma) * moved
-            return bent * fit.weights[:, None] / sigma.numel()
+            slope_change = sigma * (1 - sigma) * moved
+            return slope_change * fit.weights[:, None] / sigma.numel()
         if not (isinstance(self.loss, nn.MSELoss) or self.loss is nn.functional.mse_loss):
             return torch.zeros_like(moved)
         leaf = (outputs + moved).requires_grad_()
-        (bent,) = torch.autograd.grad(self.loss(leaf, outputs).sum(), leaf)
-        rate = bent.norm() / moved.norm().clamp_min(1e-300)
+        (slope_change,) = torch.autograd.grad(self.loss(leaf, outputs).sum(), leaf)
+        rate = slope_change.norm() / moved.norm().clamp_min(1e-300)
         away = fit.slopes.norm(dim=1) / rate  # from the targets, (b,)
         share: Tensor = (away / outputs.norm(dim=1)).clamp_max(1.0)
-        return bent * share[:, None]
+        return slope_change * share[:, None]
 
     # Losses, one after the other.
 
-    def labelled(self, words: str, told: bool, generator: torch.Generator | None) -> Fit:
+    def labelled(self, kind: LossKind, told: bool, generator: torch.Generator | None) -> Fit:
         """How the loss with labels explains the samples."""
         labels, matched = self.match_labels(generator)
         weights = self.joint_weights(self.Z, self.D, labels)
-        fit = Fit(self, words, told, labels, matched, (), weights=weights)
+        fit = Fit(self, kind, told, labels, matched, (), weights=weights)
         return self._with_disagreements(fit)
 
-    def free(self, words: str, told: bool) -> Fit | None:
+    def with_free_targets(self, kind: LossKind, told: bool) -> Fit | None:
         """How a loss whose gradient at the outputs can be anything does; None where that says
         nothing.
         """
-        if _OUTPUTS * self.outputs > int((self.D != 0).any(0).sum()):
+        if _NEURONS_PER_OUTPUT * self.outputs > int((self.D != 0).any(0).sum()):
             return None
         slopes, off = self.at_outputs(self.Z, self.D)
-        matched = off <= self.free_tolerance
-        fit = Fit(self, words, told, None, matched, (), slopes=slopes)
+        matched = off <= self.free_target_tolerance
+        fit = Fit(self, kind, told, None, matched, (), slopes=slopes)
         if not compares_numbers(self.loss):
             fit = self._several_labels(fit)
         return self._with_disagreements(fit if told or fit.weights is not None else self._soft(fit))
@@ -412,13 +414,15 @@ class Replay:
             sigma = self.run(self.Z).sigmoid()
         each = s / (sigma - (s < 0).to(s))  # (b, outputs)
         weights = each.median(1).values
-        error = (self.rounding + self.own).clamp_max(REPLAY_LIMIT)
+        error = (self.rounding + self.sample_tolerance).clamp_max(REPLAY_LIMIT)
         rounding = error[:, None] * s.norm(dim=1, keepdim=True) / s.abs()
         same = ((each / weights[:, None] - 1).abs() <= rounding).all(1) & (weights > 0)
         if self.outputs < 2 or not bool(same[fit.matched].all()):
             return fit
         weights = weights * s.numel()
-        return dataclasses.replace(fit, loss=_SEVERAL, weights=weights, soft_error=2 * error)
+        return dataclasses.replace(
+            fit, loss=LossKind.SEVERAL_LABELS, weights=weights, soft_error=2 * error
+        )
 
     def _soft(self, fit: Fit) -> Fit:
         """The same with weights, if targets are those of cross-entropy with labels smoothed or mixed.
@@ -429,7 +433,7 @@ class Replay:
         """
         assert fit.slopes is not None
         s = fit.slopes
-        if self.outputs < _CLASSES:
+        if self.outputs < _FEWEST_CLASSES:
             return fit
         with torch.no_grad():
             p = self.run(self.Z).softmax(1)
@@ -437,14 +441,18 @@ class Replay:
         p, s = p[others].view(len(s), -1), s[others].view(len(s), -1)
         p, s = p - p.mean(1, keepdim=True), s - s.mean(1, keepdim=True)
         per_weight = (p * s).sum(1) / s.square().sum(1)  # 1 / w
-        rounding = (self.rounding + self.own).clamp_max(REPLAY_LIMIT) * fit.slopes.norm(dim=1)
+        rounding = (self.rounding + self.sample_tolerance).clamp_max(
+            REPLAY_LIMIT
+        ) * fit.slopes.norm(dim=1)
         off = (p - per_weight[:, None] * s).norm(dim=1)
         straight = off <= rounding * per_weight.abs() + self.rounding
         if not bool((straight & (per_weight > 0))[fit.matched].all()):
             return fit
         error = rounding / s.norm(dim=1)
         weights = len(s) / per_weight
-        return dataclasses.replace(fit, loss=_SOFT, weights=weights, soft_error=error)
+        return dataclasses.replace(
+            fit, loss=LossKind.SOFT_LABELS, weights=weights, soft_error=error
+        )
 
     def _with_disagreements(self, fit: Fit) -> Fit:
         """The same, with the parts of the update that disagree, where all samples match."""
@@ -470,7 +478,11 @@ class Replay:
             open_ = residual > self.tolerance(labels)
             if not bool(open_.any()):
                 break
-            size = self.relative_error[open_, None] * _REACH**growth * recovered.abs().mean()
+            size = (
+                self.relative_error[open_, None]
+                * _NEIGHBOUR_ERRORS**growth
+                * recovered.abs().mean()
+            )
             step = torch.randn(len(size), self.Z.shape[1], generator=generator).to(self.Z)
             neighbours = recovered[open_] + size * step
             tried, distance = self.nearest_labels(neighbours, self.D[open_])
@@ -489,7 +501,11 @@ class Replay:
         rounding of one, once divided by what the other samples were multiplied with.
         """
         open_ = (~matched).nonzero().flatten().tolist()
-        if not open_ or not bool(matched.any()) or _OUTPUTS * self.outputs > self.D.shape[1]:
+        if (
+            not open_
+            or not bool(matched.any())
+            or _NEURONS_PER_OUTPUT * self.outputs > self.D.shape[1]
+        ):
             return labels, matched
         common = float(self.single_weights(labels)[matched].median())
         at_outputs, off = self.at_outputs(self.Z[open_], self.D[open_])
@@ -526,9 +542,11 @@ class Replay:
         smallest step of z that takes it there; what brings the gradient nearer is kept.
         """
         z, target = self.Z[i : i + 1], self.D[i : i + 1]
-        for _ in range(FLIPS):
+        for _ in range(MOST_FLIPS):
             steps = smallest_steps(
-                self.network, z, max(_THRESHOLD, _REACH * float(self.relative_error[i]))
+                self.network,
+                z,
+                max(_NEAR_THRESHOLD, _NEIGHBOUR_ERRORS * float(self.relative_error[i])),
             )
             if not len(steps):
                 break
@@ -548,15 +566,15 @@ class Replay:
             losses = self.single_losses(outputs, labels)
             gradient: Tensor = torch.autograd.grad(losses, outputs)[0]
         size = gradient.flatten(1).norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
-        tolerance: Tensor = self.rounding * (1 + 1 / size) + self.own
+        tolerance: Tensor = self.rounding * (1 + 1 / size) + self.sample_tolerance
         return tolerance.clamp_max(REPLAY_LIMIT)
 
     @property
-    def free_tolerance(self) -> Tensor:
+    def free_target_tolerance(self) -> Tensor:
         """The same (b,) where targets are free: rounding is a share of the gradient, whatever the
         loss.
         """
-        tolerance: Tensor = (2 * self.rounding + self.own).clamp_max(REPLAY_LIMIT)
+        tolerance: Tensor = (2 * self.rounding + self.sample_tolerance).clamp_max(REPLAY_LIMIT)
         return tolerance
 
     def nearest_labels(self, Z: Tensor, D: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -697,49 +715,43 @@ class Replay:
         return noise + eps * float(parameter.detach().norm()) / view.protocol.rate
 
 
-def weigh_losses(
-    found: Recovered,
-    model: nn.Module,
-    loss: Loss | None,
-    *,
-    generator: torch.Generator | None,
-) -> Fit | str:
+def fit_losses(
+    found: Recovered, loss: Loss | None, *, generator: torch.Generator | None
+) -> Fit | Declined:
     """The first loss that explains the update: the one told, cross-entropy, or any with free targets.
 
-    Of several that do not explain all of it, the one that matches most samples. One line on why
-    there is no replay, if the model cannot be run.
+    Of several that do not explain all of it, the one that matches most samples. Why there is no
+    replay, if the model cannot be run.
     """
     tried: list[Fit] = []
-    trouble: list[str] = []
-    for known, words in _hypotheses(loss):
+    declined: list[Declined] = []
+    for known, kind in _hypotheses(loss):
 
-        def explain(replay: Replay, known: Loss | None = known, words: str = words) -> Fit | None:
+        def explain(
+            replay: Replay, known: Loss | None = known, kind: LossKind = kind
+        ) -> Fit | None:
             told = known is not None
             numbers = compares_numbers(known) or (_is_binary(known) and replay.outputs > 1)
-            if numbers or words == _ANY:
-                return replay.free(words, told)
-            return replay.labelled(words, told, generator)
+            if numbers or kind is LossKind.ANY:
+                return replay.with_free_targets(kind, told)
+            return replay.labelled(kind, told, generator)
 
-        fit = Replay.attempt(
-            found, model, known, relative_error=found.error / found.sizes, use=explain
-        )
-        if isinstance(fit, str):
-            trouble.append(fit)
+        fit = Replay.attempt(found, known, relative_error=found.error / found.sizes, use=explain)
+        if isinstance(fit, Declined):
+            declined.append(fit)
         elif fit is not None:
             tried.append(fit)
             if fit.agrees or (fit.usable and not fit.compared and fit.labels is not None):
                 return fit
     if not tried:
-        return trouble[0] if trouble else "the network has too many outputs to solve for gradients"
+        too_many = Declined("the network has too many outputs to solve for gradients")
+        return declined[0] if declined else too_many
     return max(tried, key=_worth)
 
 
-_ANY = "some loss"
-
-
-def _hypotheses(loss: Loss | None) -> Sequence[tuple[Loss | None, str]]:
-    told = [(loss, "the loss that was told")] if loss is not None else []
-    return [*told, (None, "cross-entropy"), (None, _ANY)]
+def _hypotheses(loss: Loss | None) -> Sequence[tuple[Loss | None, LossKind]]:
+    told = [(loss, LossKind.TOLD)] if loss is not None else []
+    return [*told, (None, LossKind.CROSS_ENTROPY), (None, LossKind.ANY)]
 
 
 def _worth(fit: Fit) -> tuple[bool, int, bool]:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from spear.errors import Declined
 from spear.factors import Factors
 from spear.judge.layer import Recovered
 from spear.judge.replay import Loss, Replay, compares_numbers
 from spear.judge.selection import Selection
-from spear.layers import SoftRelu, soften
+from spear.update import SoftRelu, soften
 
 _SOFTNESS = (1.0, 0.3, 0.1)  # of the ReLUs, in units of their inputs' error, from coarse to fine
 _STEPS = 20  # of Adam at each softness; twice as many gain little
@@ -31,10 +32,10 @@ _PRIOR = 0.01  # weight of |step|^2 in units of z's error, against 1 - cos
 _DRAWS = 8  # of noise, to see how uncertain every hidden neuron is
 # |cos| between the network's gradient and the recovered one: 0.95 and more with the right label at the
 # paper's noisiest setting, 0.83 and less with a wrong one.
-_AGREES = 0.9
-_LENGTH = 0.3  # error of a gradient's length, in units of how far its direction is off
-_SPREAD = 0.3  # of the lengths of ordinary inputs, relative
-_FITS = 2.5  # mean squared deviation up to which weights follow a rule
+_LEAST_COSINE = 0.9
+_LENGTH_ERROR = 0.3  # error of a gradient's length, in units of how far its direction is off
+_LENGTH_SPREAD = 0.3  # of the lengths of ordinary inputs, relative
+_LARGEST_DEVIATION = 2.5  # mean squared deviation up to which weights follow a rule
 _EVIDENCE = (
     4.0  # squared deviations by which clipping must explain more than a mean: 2 standard errors
 )
@@ -50,17 +51,14 @@ class Rescaled:
     remark: str
 
 
-def rescale(
-    factors: Factors, selection: Selection, model: nn.Module, loss: Loss | None
-) -> Rescaled | str:
-    """Replace the scale that the bias gradient gives by the network's; or one line on why not."""
+def rescale(factors: Factors, selection: Selection, loss: Loss | None) -> Rescaled | Declined:
+    """Replace the scale that the bias gradient gives by the network's; or why not."""
     if compares_numbers(loss):
-        return "the loss has no labels"
-    if not factors.view.protocol.one_step:
-        return "the update sums several local steps"
+        return Declined("the loss has no labels")
+    if not factors.protocol.one_step:
+        return Declined("the update sums several local steps")
     return Replay.attempt(
         Recovered(factors, selection),
-        model,
         loss,
         relative_error=torch.zeros_like(selection.C[:, 0]),
         use=lambda replay: _Rescaling(factors, selection, replay).run(),
@@ -77,27 +75,29 @@ class _Rescaling:
         side = torch.where(self.off.T, -Wx, Wx).sum(1).sign()  # (b,)
         # Noise of one input, and so of the scale: the bias gradient is one more input, of value 1.
         noise = factors.noise * (selection.C / factors.singular_values).norm(dim=1)  # (b,)
-        prior = _ordinary(selection.C.square().sum(1), noise, factors.view.inputs) * side
+        prior = _ordinary(selection.C.square().sum(1), noise, factors.n) * side
         self.selection = dataclasses.replace(
             selection, Q=selection.Q * prior, C=selection.C / prior[:, None]
         )
         self.Wx, self.D = Wx / prior[:, None], replay.D * prior[:, None]  # (b, m)
         self.error = noise / prior.abs()  # of an input, (b,)
-        self.rough = (noise.pow(-2) + _SPREAD**-2).rsqrt()  # of the scale, relative, (b,)
+        self.scale_error = (
+            noise.pow(-2) + _LENGTH_SPREAD**-2
+        ).rsqrt()  # of the scale, relative, (b,)
 
     def run(self) -> Rescaled:
         labels, _ = self.replay.nearest_labels(self._sided(self.Wx + self.replay.bias), self.D)
         z, scale, cos = self._moved(labels)
-        found = cos.nan_to_num(0.0) >= _AGREES  # a gradient that has vanished points nowhere
+        found = cos.nan_to_num(0.0) >= _LEAST_COSINE  # a gradient that has vanished points nowhere
         length = self.replay.single_gradients(z, labels).norm(dim=1)
         length = torch.where(found, length, 1.0)
         # What each sample's gradient was multiplied with, with the error of its scale.
         ratio = scale * self.D.norm(dim=1) / length
-        length_error = _LENGTH * (2 - 2 * cos).clamp_min(0).sqrt()
+        length_error = _LENGTH_ERROR * (2 - 2 * cos).clamp_min(0).sqrt()
         length_error = torch.where(found, length_error, torch.inf)
         weight, remark = self._weights(ratio, labels, length_error, scale, z)
         # By the rule or by the bias gradient, each as far as its error allows.
-        trust = self.rough.square() / (self.rough.square() + length_error.square())
+        trust = self.scale_error.square() / (self.scale_error.square() + length_error.square())
         scale = torch.where(found, scale * (weight / ratio) ** trust, 1.0)
         rescaled = dataclasses.replace(
             self.selection, Q=self.selection.Q * scale, C=self.selection.C / scale[:, None]
@@ -118,7 +118,10 @@ class _Rescaling:
         The scale counts: it moves z against the biases of all layers.
         """
         lengths = torch.linalg.vector_norm(self.factors.view.weight.detach(), dim=1).to(self.Wx)
-        z_error, scale_error = self.error[:, None] * lengths, self.rough[:, None]  # (b, m), (b, 1)
+        z_error, scale_error = (
+            self.error[:, None] * lengths,
+            self.scale_error[:, None],
+        )  # (b, m), (b, 1)
         network, relus = soften(self.replay.network)
         step = torch.zeros_like(self.Wx).requires_grad_()
         stretch = torch.zeros_like(scale_error).requires_grad_()
@@ -157,7 +160,7 @@ class _Rescaling:
         """
         if not bool(length_error.isfinite().any()):
             return ratio, "no label's gradient points along a recovered one"
-        trust = 1 / (self.rough.square() + length_error.square())
+        trust = 1 / (self.scale_error.square() + length_error.square())
         rules = [torch.zeros_like(ratio)]
         if self.factors.view.reads_data:  # else layers before this one count for the norm
             rules += _clipping(self._norms(labels, scale, z))
@@ -166,7 +169,7 @@ class _Rescaling:
         if fits[0][0] <= fits[best][0] + _EVIDENCE:
             best = 0
         misfit, common = fits[best]
-        if misfit > _FITS * int(length_error.isfinite().sum()):
+        if misfit > _LARGEST_DEVIATION * int(length_error.isfinite().sum()):
             return ratio, (
                 "the weights of the samples follow no rule that is known (not a mean, not clipping "
                 "by norm), so scales are those of the bias gradient, and rough"
@@ -177,7 +180,7 @@ class _Rescaling:
     def _norms(self, labels: Tensor, scale: Tensor, z: Tensor) -> Tensor:
         """The norm (b,) of each sample's gradient over all parameters, as clipping takes it."""
         d = self.replay.single_gradients(z, labels).square().sum(1)
-        noise = (self.error / scale).square() * self.factors.view.inputs
+        noise = (self.error / scale).square() * self.factors.n
         x = ((self.selection.C / scale[:, None]).square().sum(1) - noise).clamp_min(0)
         parameters = list(self.replay.network.parameters())
         behind = []
@@ -212,7 +215,7 @@ def _ordinary(squares: Tensor, noise: Tensor, inputs: int) -> Tensor:
     """
     lengths = (squares - inputs * noise.square()).clamp_min(1e-3 * squares)
     sure = noise <= noise.median()
-    doubt = noise.square() / (noise.square() + _SPREAD**2)
+    doubt = noise.square() / (noise.square() + _LENGTH_SPREAD**2)
     scale: Tensor = (lengths / lengths[sure].median()) ** (doubt / 2)
     return scale
 

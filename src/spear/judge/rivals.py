@@ -13,16 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from spear.directions import firmness, unit
 from spear.factors import Factors
 from spear.judge.causes import Cause
 from spear.judge.layer import Recovered, signs_hold, spare_rows
 from spear.judge.replay import Fit
+from spear.search import redundancy, unit
 from spear.tolerances import (
     COINCIDENCE,
     DEVIATIONS_TO_SPARE,
     EXACT_ERROR,
     LARGEST_MERGE,
+    MARGIN,
     NEAR_DUPLICATE,
     SPARE_ROWS,
     UNDECIDED,
@@ -64,21 +65,21 @@ def mix(found: Recovered, fit: Fit | None) -> Ruling:
 
     A direction is a sample's own if the rows in which the sample is off, zero AND of negative
     preactivation, have no other kernel: then noise leaves a share of other samples that is small
-    (`shares`). It must be held by more rows than it was solved for, or by the replay. If a
+    (`mixing_errors`). It must be held by more rows than it was solved for, or by the replay. If a
     direction of the batch is wrong, it is a mix, and spoils those samples it mixes: only samples
     that provably are not in it stay. Zeros by cancellation do not count: with one output, d_i / s_i
     - d_j / s_j vanishes wherever both are on, and holds both.
     """
     selection = found.selection
     sound = signs_hold(found)
-    firm = selection.directions.firmness > 0
+    determined = selection.directions.redundancy > 0
     if fit is not None and fit.agrees:
-        firm = firm | fit.matched
+        determined = determined | fit.matched
     elif selection.directions.side.name == "outputs":
-        firm = firm | _held_twice(found, firm)
-    sound = sound & firm
+        determined = determined | _is_determined_redundantly(found, determined)
+    sound = sound & determined
     if selection.directions.side.name == "outputs":
-        sound = sound & _held(found)
+        sound = sound & _is_determined(found)
         if not bool(sound.all()):
             sound = sound & unmixed(found, sound)
     return Ruling(
@@ -89,32 +90,32 @@ def mix(found: Recovered, fit: Fit | None) -> Ruling:
     )
 
 
-def _held_twice(found: Recovered, firm: Tensor) -> Tensor:
-    """Which of the directions that are not firm (b,) their rows that are off hold, whichever is
+def _is_determined_redundantly(found: Recovered, determined: Tensor) -> Tensor:
+    """Which of the directions that are not determined (b,) their rows that are off hold, whichever is
     left out.
 
     Those of near-duplicates hold what these span together: noise keeps their rows from being quite
     free in a second direction, and counts for nothing.
     """
-    selection, held = found.selection, found.held_rows
+    selection, held = found.selection, found.confirmed_zero_rows
     side = selection.directions.side
-    twice = torch.zeros_like(firm)
+    twice = torch.zeros_like(determined)
     white = unit(selection.Q * side.scales[:, None], 0)
-    for j in (~firm).nonzero().flatten().tolist():
+    for j in (~determined).nonzero().flatten().tolist():
         if int(held[:, j].sum()) < selection.b + SPARE_ROWS:
             continue
         seen = torch.linalg.svdvals(side.basis[held[:, j]]) > UNDECIDED * side.zero
         if int(seen.sum()) == selection.b - 1:
-            twice[j] = firmness(side, white[:, j], held[:, j]) > 0
+            twice[j] = redundancy(side, white[:, j], held[:, j]) > 0
     return twice
 
 
-def _held(found: Recovered) -> Tensor:
+def _is_determined(found: Recovered) -> Tensor:
     """Per sample (b,): do the rows that are off leave no share of another that would be seen?"""
-    share = (found.shares * found.apart).nan_to_num(0.0).norm(dim=1)
-    level = found.sizes.clamp_min(found.span)
+    share = (found.mixing_errors * found.distances).nan_to_num(0.0).norm(dim=1)
+    level = found.sizes.clamp_min(found.value_range)
     # Whether the error is small enough to be called exact is asked elsewhere; this is ten times that.
-    held: Tensor = share <= UNDECIDED * EXACT_ERROR * level
+    held: Tensor = share <= MARGIN * EXACT_ERROR * level
     return held
 
 
@@ -128,14 +129,15 @@ def unmixed(found: Recovered, sound: Tensor) -> Tensor:
     D = (side.basis @ selection.directions.vectors).abs()  # (rows, b), unit directions
     active = UNDECIDED * side.zero * DEVIATIONS_TO_SPARE / EXACT_ERROR < D
     wrong = (~sound).nonzero().flatten().tolist()
-    telling = torch.stack(
+    informative = torch.stack(
         [
-            found.held_rows[:, j] & spare_rows(found.factors, selection.directions.zeros[:, j])
+            found.confirmed_zero_rows[:, j]
+            & spare_rows(found.factors, selection.directions.zeros[:, j])
             for j in wrong
         ],
         1,
     )  # (rows, wrong)
-    excluding = active.T.to(D) @ telling.to(D)  # (b, wrong)
+    excluding = active.T.to(D) @ informative.to(D)  # (b, wrong)
     return (excluding >= SPARE_ROWS).all(1)
 
 
@@ -150,16 +152,16 @@ def scale(found: Recovered, fit: Fit | None) -> Ruling:
     """
     if fit is None or found.selection.directions.side.name != "outputs":
         everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
-        view = found.factors.view
+        view = found.view
         homogeneous = view.model is not None and not bool(view.bias.any())
         fixed = not (homogeneous or found.factors.zero_input)  # a zero input is a guess here
         return Ruling(Cause.SCALE, everyone & fixed, _ANY_SCALE, (SCALED_ALIKE,))
-    own = (EXACT_ERROR * found.span / found.sizes).clamp_max(0.5)  # claimed, relative
+    own = (EXACT_ERROR * found.value_range / found.sizes).clamp_max(0.5)  # claimed, relative
     alone = (fit.off_at(1 + own) > 1) & (fit.off_at(1 - own) > 1)
     pinned = bool(alone[fit.matched].all())
     if not pinned:
         together = torch.full_like(own, float(own.min()))
-        pinned = _pinned(fit, [1 + together, 1 - together])
+        pinned = _scale_is_identified(fit, [1 + together, 1 - together])
         if pinned:
             alone = alone | _alone_by_weight(fit, own)
         if pinned and fit.agrees and not bool(alone.all()):
@@ -172,32 +174,36 @@ def scale(found: Recovered, fit: Fit | None) -> Ruling:
     )
 
 
-def _pinned(fit: Fit, steps: list[Tensor]) -> bool:
+def _scale_is_identified(fit: Fit, steps: list[Tensor]) -> bool:
     """Is the scale of all samples together fixed, by any of the three?"""
     directions = all(bool((fit.off_at(t) > 1)[fit.matched].any()) for t in steps)
-    return directions or _weights_pin(fit, steps) or _update_pins(fit, steps)
+    return (
+        directions or _identified_by_weights(fit, steps) or _identified_by_later_layers(fit, steps)
+    )
 
 
-def _even(fit: Fit, weights: Tensor) -> tuple[bool, bool]:
+def _weights_equal(fit: Fit, weights: Tensor) -> tuple[bool, bool]:
     """Are weights (b,) one for all, and all the same, to the precision they are known with?"""
     known, tolerance = weights[fit.matched], fit.weight_error[fit.matched]
     ones = bool(((known - 1).abs() <= tolerance).all())
     return ones, bool(((known / known.median() - 1).abs() <= tolerance).all())
 
 
-def _weights_pin(fit: Fit, steps: list[Tensor]) -> bool:
+def _identified_by_weights(fit: Fit, steps: list[Tensor]) -> bool:
     """Are the weights even here, and not at another scale?"""
     if fit.weights is None or fit.labels is None or not bool(fit.matched.any()):
         return False
-    ones, same = _even(fit, fit.weights)
-    there = [_even(fit, weights) for t in steps if (weights := fit.weights_at(t)) is not None]
+    ones, same = _weights_equal(fit, fit.weights)
+    there = [
+        _weights_equal(fit, weights) for t in steps if (weights := fit.weights_at(t)) is not None
+    ]
     if ones and not any(one for one, _ in there):
         return True
     several = int(fit.matched.sum()) > 1
     return same and several and not any(same for _, same in there)
 
 
-def _update_pins(fit: Fit, steps: list[Tensor]) -> bool:
+def _identified_by_later_layers(fit: Fit, steps: list[Tensor]) -> bool:
     """Do later weights break at another scale? Their biases may have been scaled as this layer's
     was.
     """
@@ -239,20 +245,20 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
     of `told` samples weighs b / told of what one of b does, a pair twice that.
     """
     everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
-    told = found.factors.view.samples
+    told = found.view.samples
     if told == found.b:
         return Ruling(Cause.MERGED, everyone, "")
     if fit is None:
         more = told is not None and told > found.b  # then some of them are in these traces, perhaps
-        left_over = _fainter(found.factors) or _bias_left_over(found.factors)
-        apart = not (more or left_over or _one_dimension(found.factors.view.model))
+        left_over = _extra_singular_value(found.factors) or _bias_left_over(found.factors)
+        apart = not (more or left_over or _one_dimension(found.view.model))
         return Ruling(Cause.MERGED, everyone & apart, _MAY_BE_SEVERAL, (NO_MERGE,))
     radius = merge_radius(found, fit)  # (b,)
     spread = _spread(found.X)
     # The mean of two is half as far from both; the other half is to spare.
     # An input that the layer does not look at shows nowhere, however far apart it is.
-    blind = bool((found.factors.view.weight[:, found.factors.live_columns] == 0).all(0).any())
-    harmless = (radius <= EXACT_ERROR * found.span) & (not blind)
+    blind = bool((found.view.weight[:, found.factors.live_columns] == 0).all(0).any())
+    harmless = (radius <= EXACT_ERROR * found.value_range) & (not blind)
     if fit.dimensions < 2:
         harmless, radius = torch.zeros_like(harmless), torch.full_like(radius, torch.inf)
     assumptions: tuple[str, ...] = ()
@@ -266,7 +272,7 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         heavy = _grouped(fit.weights, fit.weight_error)[1]
         # One trace alone weighs as much as one sample, however many it is of. And what stands out
         # beside the samples may be what two in one trace differ by, unless a heavy one explains it.
-        left_over = _fainter(found.factors) and not bool(heavy.any())
+        left_over = _extra_singular_value(found.factors) and not bool(heavy.any())
         single = single & (not (found.b == 1 or left_over))
         single = single | (harmless & ~heavy)
         assumptions = (NOT_ALL_MERGED,) if unlikely else (NOT_ALL_PAIRED,)
@@ -274,8 +280,8 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
     if told is not None and told > found.b:
         single = single & (harmless | _weighs_one_of(told, found, fit))
     if fit.weights is not None:
-        doubled = _doubled(found, fit)
-        if not _even(fit, fit.weights)[0]:
+        doubled = _duplicate_remark(found, fit)
+        if not _weights_equal(fit, fit.weights)[0]:
             assumptions = (*assumptions, UNSEEN)
     return Ruling(Cause.MERGED, single, _MAY_BE_SEVERAL, assumptions, doubled)
 
@@ -292,8 +298,8 @@ def _bias_left_over(factors: Factors) -> bool:
 
     Roundings left 0.2 to 0.5 of one on honest updates, and their noise about as much.
     """
-    g = factors.view.bias_grad.to(factors.left)
-    rounding = 2 * torch.finfo(factors.view.precision).eps * float(g.norm())
+    g = factors.bias_grad
+    rounding = 2 * factors.eps * float(g.norm())
     noise = SPARE_ROWS * factors.noise * math.sqrt(len(g))
     return float(factors.bias_outside.norm()) > rounding + noise
 
@@ -304,7 +310,7 @@ def _one_dimension(model: nn.Module | None) -> bool:
     return bool(layers) and layers[-1].out_features <= 2
 
 
-def _doubled(found: Recovered, fit: Fit) -> str:
+def _duplicate_remark(found: Recovered, fit: Fit) -> str:
     """In words: whether traces weigh as several of the others do, so that duplicates are likely.
 
     Clipping by norm makes all weights differ, and some of them multiples of others by chance: then only
@@ -334,7 +340,7 @@ def scale_in_training(found: Recovered, off: Tensor) -> Ruling:
     x t goes with d / t: a column of summed gradients that agrees to a share `off` (b,) leaves t no more
     than that. Half of the claimed error is left to whatever else is not repeated exactly.
     """
-    claimed = EXACT_ERROR * found.span / found.sizes
+    claimed = EXACT_ERROR * found.value_range / found.sizes
     return Ruling(Cause.SCALE, 2 * off <= claimed, _ANY_SCALE)
 
 
@@ -344,7 +350,7 @@ def merge_in_training(found: Recovered, dimensions: int) -> Ruling:
     A trace of several would weigh more than one sample, and be off; unless all do so alike.
     """
     everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
-    told = found.factors.view.samples
+    told = found.view.samples
     if told == found.b:
         return Ruling(Cause.MERGED, everyone, "")
     if (
@@ -371,26 +377,26 @@ def merge_radius(found: Recovered, fit: Fit) -> Tensor:
       has length |dx| / |x|.
     """
     factors, selection, X, Z = found.factors, found.selection, found.X, found.Z
-    m, n = factors.view.outputs, factors.view.inputs
+    m, n = factors.m, factors.n
     noise = torch.randn(1, n, generator=torch.Generator().manual_seed(0)).to(X)
     noise = (noise / noise.norm()) @ factors.view.weight.to(X).T
     edge = factors.noise * (math.sqrt(m) + math.sqrt(n))
     left_over = max(edge, *factors.spectrum[factors.b : factors.b + 1].tolist(), 0.0)
     reaches = [(2 * left_over / fit.curvature(noise.expand_as(Z))).sqrt()]
     if len(X) > 1:
-        apart = (found.apart * math.sqrt(n)).fill_diagonal_(torch.inf)
+        apart = (found.distances * math.sqrt(n)).fill_diagonal_(torch.inf)
         distance, nearest = apart.min(1)
         way = (Z[nearest] - Z) / distance[:, None]
         zeros = factors.zero * math.sqrt(m) * selection.Q.norm(dim=0)[nearest]
         reaches.append((2 * zeros * distance / fit.curvature(way)).sqrt())
     length = X.norm(dim=1)
-    g = factors.view.bias_grad.to(X)
+    g = factors.bias_grad
     rounding = torch.finfo(factors.view.bias_grad.dtype).eps * g.norm()
     outside = factors.bias_outside.norm()
     if selection.bias_noise is not None:
         outside = outside.new_tensor(selection.bias_noise * math.sqrt(m))
     in_bias = torch.maximum(outside, rounding)
-    along = (Z - factors.view.bias.to(Z)) / length[:, None]
+    along = (Z - factors.bias) / length[:, None]
     beside = (length.square() + 1).sqrt()
     reaches.append((2 * in_bias * beside / fit.curvature(along)).sqrt())
     radius: Tensor = torch.stack(reaches).amax(0).nan_to_num(torch.inf) / math.sqrt(n)
@@ -431,7 +437,7 @@ def _by_clipping(found: Recovered, fit: Fit) -> Tensor:
 
 def _may_be_clipped(found: Recovered, fit: Fit) -> bool:
     """Can what clipping by norm would make of the weights be computed?"""
-    return found.factors.view.reads_data and fit.dimensions > 1 and fit.labels is not None
+    return found.view.reads_data and fit.dimensions > 1 and fit.labels is not None
 
 
 def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tuple[Tensor, bool]:
@@ -528,12 +534,12 @@ def contradicted(fit: Fit) -> Ruling:
     return Ruling(
         Cause.CONTRADICTED,
         fit.matched,
-        f"have a gradient that no label explains, though {fit.loss} explains the others (several "
+        f"have a gradient that no label explains, though {fit.loss.value} explains the others (several "
         "samples in one, mixed labels, or a wrong sample)",
     )
 
 
-def _fainter(factors: Factors) -> bool:
+def _extra_singular_value(factors: Factors) -> bool:
     """Does one more singular value stand out of what is left over, though it was taken for noise?"""
     b, s = factors.b, factors.spectrum
     m, n = int(factors.live_rows.sum()), int(factors.live_columns.sum())
@@ -543,9 +549,9 @@ def _fainter(factors: Factors) -> bool:
     k, p = m - b - 1, n - b - 1
     edge = float(rest.norm()) / math.sqrt(k * p) * (math.sqrt(k) + math.sqrt(p))
     # A rounding of the loudest sample is none, nor are a few of the factorisation's own.
-    eps = torch.finfo(factors.view.precision).eps
-    rounding = max(eps, UNDECIDED * torch.finfo(s.dtype).eps) * float(s[0])
-    return float(s[b]) > max(UNDECIDED * edge, rounding)
+    eps = factors.eps
+    rounding = max(eps, MARGIN * torch.finfo(s.dtype).eps) * float(s[0])
+    return float(s[b]) > max(MARGIN * edge, rounding)
 
 
 def missing(factors: Factors) -> str:
@@ -559,7 +565,7 @@ def missing(factors: Factors) -> str:
             f"besides these {factors.b} there are one or more samples whose inputs are all zero: they "
             "show in the bias gradient only"
         )
-    if _fainter(factors):
+    if _extra_singular_value(factors):
         return (
             f"besides these {factors.b} something fainter stands out of the update's rounding: a "
             "sample with hardly any weight, perhaps"

@@ -16,16 +16,9 @@ import scipy
 import torch
 from torch import Tensor
 
-from spear.directions import (
-    INDEPENDENT,
-    Directions,
-    Watch,
-    scale,
-    sparsest_independent,
-    unit,
-)
 from spear.factors import Factors
-from spear.tolerances import DROWNED_CHANCE, UNDECIDED
+from spear.search import INDEPENDENT, Directions, Watch, scale, sparsest_independent, unit
+from spear.tolerances import BELOW_NOISE_CHANCE, UNDECIDED
 
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
@@ -41,11 +34,11 @@ class Selection:
     match: float  # lambda
     frozen: Tensor | None = None
     """(m,) bool: neurons that sent nothing, though samples switch them on."""
-    spoilt: Tensor | None = None
+    unscaled: Tensor | None = None
     """(b,) bool: samples whose scale dL/db does not give; None where it gives all."""
     bias_noise: float | None = None
     """Of an entry of dL/db, where it was seen beside spoilt traces."""
-    one_sided: bool = False
+    only_extra_zeros: bool = False
     """Are all contradictions zeros where the sign says on, as dropout makes them?"""
 
     @property
@@ -66,7 +59,7 @@ def select(
     """
     if pool.side.name == "inputs":
         return _select_inputs(factors, pool)
-    chosen = sparsest_independent(_white(pool), pool.sparsity + pool.firmness)
+    chosen = sparsest_independent(_white(pool), pool.sparsity + pool.redundancy)
     if len(chosen) < factors.b:
         return None
     problem = _Matching(factors, pool)
@@ -94,7 +87,7 @@ class _Matching:
     def __init__(self, factors: Factors, pool: Directions) -> None:
         self.factors = factors
         self.pool = pool
-        self.H, self.bias = factors.ends  # (ends, m, b), (ends, m, 1)
+        self.H, self.bias = factors.before_and_after  # (ends, m, b), (ends, m, 1)
         self.lengths = factors.weight_lengths  # (m, 1)
         live, count = factors.live_rows, len(pool)
         values = (pool.side.basis @ pool.vectors).abs()
@@ -128,7 +121,7 @@ class _Matching:
 
     def wrong(self, chosen: list[int]) -> Tensor:
         state = self.state(chosen)
-        reach = self.factors.reach(state.C)
+        reach = self.factors.preactivation_error(state.C)
         return self.contradictions(state.F, state.t, reach, self.off[:, chosen], self.on[:, chosen])
 
     def improve(self, chosen: list[int], watch: Watch) -> list[int]:
@@ -165,7 +158,9 @@ class _Matching:
         own = F[..., i].movedim(-1, 0)[..., None]  # (k, ends, m, 1)
         F_new = F[None] - own * ratio[:, None, None, :]  # (k, ends, m, b)
         t_new = t[None] - t[i][:, None] * ratio  # (k, b)
-        reach = self.factors.reach(C[None] - ratio[:, :, None] * C[i][:, None])  # (k, b)
+        reach = self.factors.preactivation_error(
+            C[None] - ratio[:, :, None] * C[i][:, None]
+        )  # (k, b)
         off = self.off[:, chosen].expand(len(i), -1, -1).clone()
         on = self.on[:, chosen].expand(len(i), -1, -1).clone()
         off[k, :, i] = self.off[:, j]
@@ -181,15 +176,15 @@ class _Matching:
         if t is not None:
             state = state._replace(t=t)
         off, on = self.off[:, chosen], self.on[:, chosen]
-        reach = self.factors.reach(state.C)
+        reach = self.factors.preactivation_error(state.C)
         frozen = self._frozen(state, reach, off, on)
         if frozen is not None:
             off = off & ~frozen[:, None]
         wrong = self.contradictions(state.F, state.t, reach, off, on)
         silent = off & (state.F / state.t + self.bias > 0).all(0)
-        wrong = wrong - excused(picked, torch.minimum(silent.sum(0), wrong))
+        wrong = wrong - rows_below_noise(picked, torch.minimum(silent.sum(0), wrong))
         stray = self.contradictions(state.F, state.t, reach, torch.zeros_like(off), on)
-        match = 1 - int(wrong.sum()) / (self.factors.view.outputs * len(chosen))
+        match = 1 - int(wrong.sum()) / (self.factors.m * len(chosen))
         return Selection(
             picked,
             vectors * state.t,
@@ -197,7 +192,7 @@ class _Matching:
             wrong,
             match,
             frozen,
-            one_sided=not int(stray.sum()),
+            only_extra_zeros=not int(stray.sum()),
         )
 
     def _frozen(self, state: _State, reach: Tensor, off: Tensor, on: Tensor) -> Tensor | None:
@@ -219,7 +214,7 @@ def at_scales(factors: Factors, selection: Selection, t: Tensor) -> Selection:
     return _Matching(factors, selection.directions).selection(list(range(selection.b)), t)
 
 
-def excused(directions: Directions, silent: Tensor) -> Tensor:
+def rows_below_noise(directions: Directions, silent: Tensor) -> Tensor:
     """How many rows per direction (b,) may be on and yet read as zero: their entry drowned in noise.
 
     Args:
@@ -239,10 +234,10 @@ def excused(directions: Directions, silent: Tensor) -> Tensor:
         nearest = on.sort().values[: max(1, len(on) // 10)]
         expected.append(level * len(nearest) / float(nearest[-1]))
     mean = torch.tensor(expected, dtype=torch.float64)
-    allowed = torch.from_numpy(scipy.stats.poisson.isf(DROWNED_CHANCE, mean.numpy())).to(
+    allowed = torch.from_numpy(scipy.stats.poisson.isf(BELOW_NOISE_CHANCE, mean.numpy())).to(
         silent.device
     )
-    if float(silent.sum()) > scipy.stats.poisson.isf(DROWNED_CHANCE, float(mean.sum())):
+    if float(silent.sum()) > scipy.stats.poisson.isf(BELOW_NOISE_CHANCE, float(mean.sum())):
         return torch.zeros_like(silent)
     return torch.where(silent <= allowed, silent, 0)
 
@@ -259,7 +254,7 @@ def _select_inputs(factors: Factors, pool: Directions) -> Selection | None:
     lengths = (C / s).norm(dim=1)  # noise of an entry of x, in units of the update's
     X = (pool.side.basis / s) @ C.T  # (rows, c)
     negative = (~(-UNDECIDED * pool.side.zero * lengths <= X)).sum(0)  # (c,)
-    order = pool.sparsity + pool.firmness - 3 * negative.to(pool.sparsity)
+    order = pool.sparsity + pool.redundancy - 3 * negative.to(pool.sparsity)
     chosen = sparsest_independent(_white(pool), order)
     if len(chosen) < factors.b:
         return None
@@ -267,5 +262,5 @@ def _select_inputs(factors: Factors, pool: Directions) -> Selection | None:
     if not bool(C.isfinite().all()):
         return None
     wrong = negative[chosen]
-    match = 1 - int(wrong.sum()) / (factors.view.inputs * len(chosen))
+    match = 1 - int(wrong.sum()) / (factors.n * len(chosen))
     return Selection(pool.pick(chosen), torch.linalg.inv(C), C, wrong, match)

@@ -17,9 +17,10 @@ from itertools import zip_longest
 import torch
 from torch import Tensor, nn
 
+from spear.errors import Declined
 from spear.factors import Factors
 from spear.judge.layer import Recovered
-from spear.judge.relu_sides import Sides, Turn, with_sides
+from spear.judge.relu_boundary import Flip, ReluStates, with_relu_states
 from spear.judge.replay import Loss, Replay, compares_numbers
 from spear.judge.selection import Selection
 from spear.tolerances import (
@@ -30,13 +31,13 @@ from spear.tolerances import (
     TRAINING_RECOGNISED,
 )
 
-_HOPELESS = 0.5  # beyond this a neuron on the wrong side is no explanation
-_TURNS = 8  # neurons of a sample that may have been on another side than here
+_LARGEST_ERROR = 0.5  # beyond this a neuron on the wrong side is no explanation
+_MOST_FLIPS = 8  # neurons of a sample that may have been on another side than here
 _CANDIDATES = 24  # the nearest to their threshold are tried
 _STEPS = 600  # of training, all tries together
-_NEAREST = 1e-4  # of a layer's preactivations: float32 rounds to 1e-6 of them
-_REACH = 20.0  # errors of an input that a preactivation may be off by
-_FARTHEST = 1e-3  # beyond that too many are near to find the right ones
+_SMALLEST_MARGIN = 1e-4  # of a layer's preactivations: float32 rounds to 1e-6 of them
+_MARGIN_ERRORS = 20.0  # errors of an input that a preactivation may be off by
+_LARGEST_MARGIN = 1e-3  # beyond that too many are near to find the right ones
 _EPOCHS = 200  # that are tried where the number is not known
 _PATIENCE = 3  # epochs after the replayed weights have moved too far
 
@@ -55,22 +56,27 @@ class Retrained:
     dimensions: int  # of the gradients that samples with one ReLU pattern may have
 
 
-def retrain(found: Recovered, model: nn.Module, loss: Loss | None) -> Retrained | str:
-    """Repeat the client's local training; or one line on why that cannot be done."""
+def retrain(found: Recovered, loss: Loss | None) -> Retrained | Declined:
+    """Repeat the client's local training; or why that cannot be done."""
     factors, selection = found.factors, found.selection
     view = factors.view
+    if view.model is None:
+        return Declined("no model was given")
     if view.protocol.lr is None:
-        return "the learning rate is not known, so the client's training cannot be repeated"
+        return Declined(
+            "the learning rate is not known, so the client's training cannot be repeated"
+        )
     size = view.protocol.local_batch_size
     if size is not None and size < factors.b:
-        return "the order of the client's mini-batches is not known, so its training cannot be repeated"
+        return Declined(
+            "the order of the client's mini-batches is not known, so its training cannot be repeated"
+        )
     if compares_numbers(loss):
-        return "with targets that are numbers the client's training cannot be repeated"
+        return Declined("with targets that are numbers the client's training cannot be repeated")
     if not view.reads_data:
-        return "the layer's inputs changed while the layers before it were trained"
+        return Declined("the layer's inputs changed while the layers before it were trained")
     return Replay.attempt(
         found,
-        model,
         loss,
         relative_error=_relative_error(factors, selection),
         use=lambda replay: _Retraining(factors, selection, replay).run(),
@@ -80,7 +86,7 @@ def retrain(found: Recovered, model: nn.Module, loss: Loss | None) -> Retrained 
 def _relative_error(factors: Factors, selection: Selection) -> Tensor:
     """Of the recovered inputs (b,), by the update's noise."""
     noise = factors.noise * (selection.C / factors.singular_values).norm(dim=1)
-    error: Tensor = noise * factors.view.inputs**0.5 / selection.C.norm(dim=1)
+    error: Tensor = noise * factors.n**0.5 / selection.C.norm(dim=1)
     return error
 
 
@@ -93,8 +99,8 @@ class _Local(nn.Module):
         self.offset = replay.Z - (self.C @ factors.preactivation.T + replay.bias)
         self.weight = nn.Parameter(factors.preactivation.clone())  # (m, b)
         self.bias = nn.Parameter(replay.bias.clone())
-        self.sides = Sides()
-        self.behind = with_sides(copy.deepcopy(replay.network), self.sides)
+        self.states = ReluStates()
+        self.behind = with_relu_states(copy.deepcopy(replay.network), self.states)
 
     def forward(self) -> Tensor:
         outputs: Tensor = self.behind(self.C @ self.weight.T + self.bias + self.offset)
@@ -107,7 +113,7 @@ class _Repeated:
     noise: Tensor  # (b,): how far it is off by the update's noise alone
     epochs: int
     objections: tuple[str, ...]
-    near: tuple[tuple[float, Turn], ...] = ()  # neurons near their threshold, and how near
+    near: tuple[tuple[float, Flip], ...] = ()  # neurons near their threshold, and how near
 
     def judged(self, labels: Tensor, dimensions: int) -> Retrained:
         closely = self.off <= TRAINING_CLOSELY
@@ -132,68 +138,68 @@ class _Repeated:
         return self.off <= TRAINING_RECOGNISED
 
 
-def _nearest(repeated: _Repeated, sample: int, turned: frozenset[Turn]) -> list[Turn]:
+def _nearest(repeated: _Repeated, sample: int, turned: frozenset[Flip]) -> list[Flip]:
     """The neurons of a sample that come nearest to their threshold, those that were turned left out."""
     own = [(away, t) for away, t in repeated.near if t.sample == sample and t not in turned]
-    return [turn for _, turn in sorted(own, key=lambda pair: pair[0])[:_CANDIDATES]]
+    return [flip for _, flip in sorted(own, key=lambda pair: pair[0])[:_CANDIDATES]]
 
 
 class _Retraining:
     def __init__(self, factors: Factors, selection: Selection, replay: Replay) -> None:
-        self.protocol = factors.view.protocol
+        self.protocol = factors.protocol
         self.factors, self.selection, self.replay = factors, selection, replay
 
     def run(self) -> Retrained:
         labels, _ = self.replay.nearest_labels(self.replay.Z)
         dimensions = self.replay.classes - 1
         first = self._repeated(labels)
-        if bool(first.matched.all()) or float(first.off.max()) > _HOPELESS:
+        if bool(first.matched.all()) or float(first.off.max()) > _LARGEST_ERROR:
             return first.judged(labels, dimensions)
-        return self._turned(labels, first).judged(labels, dimensions)
+        return self._flipped(labels, first).judged(labels, dimensions)
 
-    def _turned(self, labels: Tensor, best: _Repeated) -> _Repeated:
+    def _flipped(self, labels: Tensor, best: _Repeated) -> _Repeated:
         """The training with neurons near their threshold on the side that the client's were on.
 
         A turn changes the column of its own sample, and hardly another's: so one of every sample that
         is off is tried at a time, and each keeps what brought it nearest.
         """
-        turns: frozenset[Turn] = frozenset()
+        flips: frozenset[Flip] = frozenset()
         steps = _STEPS
-        for _ in range(_TURNS):
+        for _ in range(_MOST_FLIPS):
             lost = (~best.matched).nonzero().flatten().tolist()
-            tried = [_nearest(best, i, turns) for i in lost]
-            nearest = {i: (float(best.off[i]), frozenset[Turn]()) for i in lost}
+            tried = [_nearest(best, i, flips) for i in lost]
+            nearest = {i: (float(best.off[i]), frozenset[Flip]()) for i in lost}
             for several in zip_longest(*tried):
                 steps -= best.epochs
                 if steps < 0:
                     return best
-                some = frozenset(turn for turn in several if turn is not None)
-                off = self._repeated(labels, turns | some, best.epochs).off
-                for turn in some:
-                    reached = (float(off[turn.sample]), frozenset([turn]))
-                    nearest[turn.sample] = min(nearest[turn.sample], reached, key=lambda r: r[0])
-            found = frozenset[Turn]().union(*(kept for _, kept in nearest.values()))
+                some = frozenset(flip for flip in several if flip is not None)
+                off = self._repeated(labels, flips | some, best.epochs).off
+                for flip in some:
+                    reached = (float(off[flip.sample]), frozenset([flip]))
+                    nearest[flip.sample] = min(nearest[flip.sample], reached, key=lambda r: r[0])
+            found = frozenset[Flip]().union(*(kept for _, kept in nearest.values()))
             if not found:
                 return best
-            turns |= found
-            best = self._repeated(labels, turns, best.epochs)
+            flips |= found
+            best = self._repeated(labels, flips, best.epochs)
         return best
 
     def _repeated(
-        self, labels: Tensor, turns: frozenset[Turn] = frozenset(), epochs: int | None = None
+        self, labels: Tensor, flips: frozenset[Flip] = frozenset(), epochs: int | None = None
     ) -> _Repeated:
         """The local training from these labels; of unknown epochs, the number that fits best."""
         best: _Repeated | None = None
         beyond = 0
         epochs = epochs or self.protocol.epochs or self.protocol.local_steps
         local = _Local(self.factors, self.selection, self.replay)
-        local.sides.turns = turns
+        local.states.flips = flips
         error = self.replay.relative_error
-        local.sides.reach = (_REACH * error).clamp(_NEAREST, _FARTHEST)
+        local.states.reach = (_MARGIN_ERRORS * error).clamp(_SMALLEST_MARGIN, _LARGEST_MARGIN)
         start = {name: p.detach().clone() for name, p in local.named_parameters()}
         optimiser = self.protocol.optimiser(list(local.parameters()))
         for epoch in range(1, (epochs or _EPOCHS) + 1):
-            local.sides.begin(epoch)
+            local.states.begin(epoch)
             for group in optimiser.param_groups:
                 group["lr"] = self.protocol.rates(epochs or epoch)[epoch - 1]
             self._step(local, start, optimiser, labels)
@@ -202,7 +208,7 @@ class _Retraining:
             moved = self._moved(local, start, epoch)
             off = self._columns(moved["weight"])
             if best is None or float(off.median()) < float(best.off.median()):
-                near = tuple(local.sides.near)
+                near = tuple(local.states.near)
                 objections = self._objections(moved, start, off)
                 best = _Repeated(off, self._noise, epoch, objections, near)
             beyond += bool(moved["weight"].norm() > 1.2 * self.factors.L.norm())
@@ -226,7 +232,7 @@ class _Retraining:
 
     def _moved(self, local: _Local, start: dict[str, Tensor], epoch: int) -> dict[str, Tensor]:
         """The sum of gradients that `observe` would have read off these weights, by name."""
-        kept = self.protocol.kept(epoch)
+        kept = self.protocol.weight_decay_factor(epoch)
         return {
             name: (kept * start[name] - p.detach()) / self.protocol.rate
             for name, p in local.named_parameters()
@@ -252,7 +258,7 @@ class _Retraining:
         """Later layers that the training, repeated, changes in another way than the columns' do."""
         seen = {f"behind.{name}": grad for name, grad in self.factors.view.others.items()}
         share = TRAINING_LATER + TRAINING_FOLLOWS * float(off.square().mean().sqrt())
-        eps = torch.finfo(self.factors.view.precision).eps
+        eps = self.factors.eps
         objections = []
         for name in moved.keys() & seen.keys():
             off = (moved[name] - seen[name].to(moved[name])).norm()

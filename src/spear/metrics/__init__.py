@@ -6,15 +6,16 @@ place. What was not measured is None and says why, never 0; an average says how 
 
 from spear.metrics.assignment import Assignment, assign
 from spear.metrics.features import FeatureScore, cosine, score_features
-from spear.metrics.images import ImageScore, score_images
-from spear.metrics.lpips import Lpips, NotMeasured
+from spear.metrics.images import ImageScore, score_images, ssim
+from spear.metrics.lpips import FEATURES, HEADS, Lpips, NotMeasured
 from spear.metrics.pixels import EXACT_DB, PERFECT_DB, Score, mae, mse, psnr, score
-from spear.metrics.ssim import ssim
 from spear.metrics.summaries import Average, Rate, exact_rate
 from spear.metrics.tabular import TabularScore, score_table
 
 __all__ = [
     "EXACT_DB",
+    "FEATURES",
+    "HEADS",
     "PERFECT_DB",
     "Assignment",
     "Average",

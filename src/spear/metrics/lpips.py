@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
 
 from spear.errors import DataError, InvalidFile, InvalidOption
+from spear.files import checked_size, read_torch
 from spear.metrics.pixels import check_pairs
-from spear.stored.limits import checked_size
-from spear.stored.torch_files import read_torch
 
 FEATURES, HEADS = "alexnet_features.pth", "lpips_alex_heads.pth"
 # torchvision's index of each convolution, its weights' shape, stride, padding, pooling before it.

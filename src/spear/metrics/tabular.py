@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spear.data.tabular import Column, TabularData
+from spear.data import Column, TabularData
 from spear.metrics.assignment import Assignment, assign
 from spear.metrics.summaries import Average
 

@@ -1,18 +1,32 @@
 """What an audit came to, in one object: saved as JSON, loaded back, rendered as one HTML page."""
 
+from spear.report import pictures, plots
 from spear.report.document import SCHEMA, load
-from spear.report.finding import Finding, Look, Truth
-from spear.report.report import Drawing, Level, Remark, Report, Table
+from spear.report.finding import Finding, ImageFormat, Truth
+from spear.report.from_files import invert_files
+from spear.report.report import SEVERITY, Cell, Drawing, Level, Remark, Report, Table
+from spear.report.saving import save_inputs
+from spear.report.truth import compare, read_batch
+from spear.report.words import ASSUMPTIONS
 
 __all__ = [
+    "ASSUMPTIONS",
     "SCHEMA",
+    "SEVERITY",
+    "Cell",
     "Drawing",
     "Finding",
+    "ImageFormat",
     "Level",
-    "Look",
     "Remark",
     "Report",
     "Table",
     "Truth",
+    "compare",
+    "invert_files",
     "load",
+    "pictures",
+    "plots",
+    "read_batch",
+    "save_inputs",
 ]

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from spear.errors import InvalidOption, InvalidReport, SpearError
+from spear.files import bytes_of, parsed
 from spear.report import reading, schema_1
 from spear.report.report import Report
-from spear.stored.json_text import bytes_of, parsed
 
 SCHEMA = "spear.report/2"
 _LARGEST = 2**30  # bytes of a report; a hundred photos of 720 x 720 take 0.8 GB
 # Control characters that JSON lets pass, and terminals obey.
-_OBEYED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+_CONTROL_CHARACTERS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
 def dump(report: Report) -> str:
@@ -34,7 +34,7 @@ def dump(report: Report) -> str:
     content = {"schema": SCHEMA, "outcome": outcome, **_plain(fields)}
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
     # A path that is no UTF-8 has half characters; as \udc.. they are JSON, and come back.
-    return text.translate(_OBEYED).encode("utf-8", "backslashreplace").decode()
+    return text.translate(_CONTROL_CHARACTERS).encode("utf-8", "backslashreplace").decode()
 
 
 def load(path: str | Path) -> Report:
@@ -89,7 +89,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        fields = dataclasses.fields(value)
+        value = {reading.name_in_json(f): getattr(value, f.name) for f in fields}
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):

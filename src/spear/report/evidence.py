@@ -61,7 +61,7 @@ class Line:
     cells: tuple[str, ...]
 
 
-class Room:
+class PictureBudget:
     """What is left on a page for pictures."""
 
     def __init__(self, characters: int = MOST_CHARACTERS) -> None:
@@ -99,32 +99,32 @@ def _sample(finding: Finding, i: int | None, j: int | None) -> Sample:
     )
 
 
-def cards(finding: Finding, shown: Sequence[Sample], room: Room) -> list[Card]:
+def cards(finding: Finding, shown: Sequence[Sample], budget: PictureBudget) -> list[Card]:
     """As many of the samples as pictures as there is room for."""
-    if finding.look is None:
+    if finding.image_format is None:
         return []
     true = finding.truth.inputs if finding.truth else None
-    found = None if finding.inputs is None else finding.look.pictures(finding.inputs)
-    kept = None if true is None else finding.look.pictures(true)
+    found = None if finding.inputs is None else finding.image_format.pictures(finding.inputs)
+    kept = None if true is None else finding.image_format.pictures(true)
     drawn = []
     for sample in shown[:MOST_SAMPLES]:
-        if room.left <= 0 or (found is None and kept is None):
+        if budget.left <= 0 or (found is None and kept is None):
             break
         drawn.append(
-            Card(sample, _uri(kept, sample.true, room), _uri(found, sample.found, room)),
+            Card(sample, _uri(kept, sample.true, budget), _uri(found, sample.found, budget)),
         )
     return drawn
 
 
-def _uri(images: Tensor | None, row: int | None, room: Room) -> str | None:
+def _uri(images: Tensor | None, row: int | None, budget: PictureBudget) -> str | None:
     if images is None or row is None:
         return None
-    return room.take(pictures.data_uri(images[row]))
+    return budget.take(pictures.data_uri(images[row]))
 
 
 def values(finding: Finding, shown: Sequence[Sample]) -> list[tuple[Sample, list[Line]]]:
     """The first values of each sample; with the originals and the differences where these are known."""
-    if finding.look is not None or finding.inputs is None:
+    if finding.image_format is not None or finding.inputs is None:
         return []
     return [(sample, list(_lines(finding, sample))) for sample in shown[:MOST_SAMPLES]]
 

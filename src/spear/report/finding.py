@@ -16,10 +16,10 @@ from spear.update import LayerUpdate
 
 
 @dataclass(frozen=True)
-class Look:
+class ImageFormat:
     """How inputs are shown as pictures: their shape, and the normalisation the client used.
 
-    >>> Look((3, 32, 32), mean=(0.5,), std=(0.25,)).inputs
+    >>> ImageFormat((3, 32, 32), mean=(0.5,), std=(0.25,)).inputs
     3072
     """
 
@@ -109,7 +109,7 @@ class Finding:
     labels: Tensor | None = field(repr=False)
     predicted_error: tuple[float, ...] | None = field(repr=False)
     stats: Mapping[str, float] = field(repr=False)
-    look: Look | None = None
+    image_format: ImageFormat | None = field(default=None, metadata={"json": "look"})
     truth: Truth | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     """What was assumed, or seen beside the attack, in sentences."""
@@ -132,8 +132,8 @@ class Finding:
         true = self.truth.inputs if self.truth else None
         rows = [part for part in (self.inputs, true) if part is not None]
         for part in rows:
-            if self.look is not None:
-                self.look.fits(part)
+            if self.image_format is not None:
+                self.image_format.fits(part)
         if len({part.shape[1] for part in rows}) > 1:
             raise InvalidOption(
                 f"expected a truth of {_shape(rows[0][:1])} values a sample, got {_shape(rows[1][:1])}"
@@ -155,7 +155,7 @@ class Finding:
         name: str,
         view: LayerUpdate,
         *,
-        look: Look | None = None,
+        image_format: ImageFormat | None = None,
         truth: Truth | None = None,
         notes: Sequence[str] = (),
     ) -> Finding:
@@ -175,7 +175,7 @@ class Finding:
             labels=None if result.labels is None else result.labels.cpu(),
             predicted_error=None if errors is None else tuple(errors.tolist()),
             stats=dict(result.stats),
-            look=look,
+            image_format=image_format,
             truth=truth,
             notes=tuple(notes),
             activations=not view.reads_data,

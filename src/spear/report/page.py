@@ -25,9 +25,9 @@ _OPEN = 3  # findings; more of them are closed until asked for
 def render(report: Report) -> str:
     """The page, with everything a user named escaped."""
     style, script = _asset("page.css"), _asset("page.js")
-    room = evidence.Room()
+    budget = evidence.PictureBudget()
     chosen = dict.fromkeys(_worst(report.findings))
-    shown = [_shown(i + 1, report.findings[i], room) for i in chosen]
+    shown = [_shown(i + 1, report.findings[i], budget) for i in chosen]
     text = (
         _environment()
         .get_template("page.html.j2")
@@ -86,7 +86,7 @@ class Shown:
         return max((value for _, value in self.stages), default=0.0) or 1.0
 
 
-def _shown(number: int, finding: Finding, room: evidence.Room) -> Shown:
+def _shown(number: int, finding: Finding, budget: evidence.PictureBudget) -> Shown:
     samples = evidence.samples(finding)
     layer, *others = finding.layer.splitlines() or [words.NONE]
     width = 0 if finding.inputs is None else finding.inputs.shape[1]
@@ -97,7 +97,7 @@ def _shown(number: int, finding: Finding, room: evidence.Room) -> Shown:
         layer,
         others,
         len(samples),
-        evidence.cards(finding, samples, room),
+        evidence.cards(finding, samples, budget),
         evidence.values(finding, samples),
         min(width, evidence.MOST_COLUMNS),
         max(0, width - evidence.MOST_COLUMNS),

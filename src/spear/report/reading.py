@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spear.inversion import Outcome
 from spear.judge import Cause, Proof
-from spear.report.finding import Finding, Look, Truth
+from spear.report.finding import Finding, ImageFormat, Truth
 from spear.report.report import Cell, Drawing, Level, Remark, Report, Table
 
 DTYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "int64": "<i8", "int32": "<i4"}
@@ -68,7 +68,7 @@ def finding(content: Any) -> Finding:
         labels=_maybe(tensor, content["labels"]),
         predicted_error=_maybe(_numbers, content["predicted_error"]),
         stats={name: _known(value) for name, value in _mapping(content["stats"]).items()},
-        look=_maybe(_look, content["look"]),
+        image_format=_maybe(_image_format, content["look"]),
         truth=_maybe(_truth, content["truth"]),
         activations=_flag(content["activations"]),
         notes=_each(_text, content["notes"]),
@@ -106,11 +106,11 @@ def setting(content: Any, depth: int = 0) -> Any:
     return _cell(content)
 
 
-def _look(content: Any) -> Look:
-    _only(content, Look)
+def _image_format(content: Any) -> ImageFormat:
+    _only(content, ImageFormat)
     channels, height, width = _each(_count, content["shape"])
     mean, std = _each(_number, content["mean"]), _each(_number, content["std"])
-    return Look((channels, height, width), mean, std)
+    return ImageFormat((channels, height, width), mean, std)
 
 
 def _truth(content: Any) -> Truth:
@@ -144,9 +144,15 @@ def _drawing(content: Any) -> Drawing:
     return Drawing(_text(content["title"]), _text(content["svg"]), _text(content["caption"]))
 
 
+def name_in_json(field: dataclasses.Field[Any]) -> str:
+    """What a report calls a field: its name, or the one that it had before."""
+    name: str = field.metadata.get("json", field.name)
+    return name
+
+
 def _only(content: Any, kind: type, *more: str) -> None:
     """Raise unless the mapping has the fields of the dataclass, and no others."""
-    wanted = {field.name for field in dataclasses.fields(kind)} | set(more)
+    wanted = {name_in_json(field) for field in dataclasses.fields(kind)} | set(more)
     missing, unknown = wanted - set(_mapping(content)), set(content) - wanted
     if missing:
         raise KeyError(f"{kind.__name__} without {', '.join(sorted(missing))}")

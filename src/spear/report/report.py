@@ -115,7 +115,7 @@ class Report:
         """A report of now, with the versions of what made it."""
         import torch
 
-        from spear.trials.provenance import commit, versions
+        from spear.files import commit, versions
 
         made_by = {name: str(version) for name, version in versions().items()}
         made_by["threads"] = str(torch.get_num_threads())
@@ -158,7 +158,7 @@ class Report:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON, readable by its owner only: it holds what was recovered."""
-        from spear.report.files import write_private
+        from spear.files import write_private
 
         write_private(Path(path), self.json().encode())
 
@@ -170,7 +170,7 @@ class Report:
 
     def save_page(self, path: str | Path) -> None:
         """Write it as one HTML file that needs nothing else, readable by its owner only."""
-        from spear.report.files import write_private
+        from spear.files import write_private
 
         write_private(Path(path), self.page().encode())
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from spear.errors import MissingExtra
+from spear.files import write_all_private
 from spear.report import pictures
-from spear.report.files import write_all_private
 from spear.report.finding import Finding
 
 
 def save_inputs(finding: Finding, folder: Path) -> list[Path]:
-    """Write `recovered.safetensors`, and `sample-01.png` ... where it has a look.
+    """Write `recovered.safetensors`, and `sample-01.png` ... where it has an image format.
 
     The tensors are `inputs` (k, n), `certified` and `approximate` (k,) and, if known, `labels`
     (k,), -1 for unknown ones. Nothing is written where nothing was recovered.
@@ -32,9 +32,9 @@ def save_inputs(finding: Finding, folder: Path) -> list[Path]:
     if finding.labels is not None:
         tensors["labels"] = finding.labels
     contents = {"recovered.safetensors": save(tensors)}
-    if finding.look is not None:
+    if finding.image_format is not None:
         digits = max(2, len(str(finding.recovered)))
-        for i, image in enumerate(finding.look.pictures(finding.inputs), 1):
+        for i, image in enumerate(finding.image_format.pictures(finding.inputs), 1):
             contents[f"sample-{i:0{digits}}.png"] = pictures.png(image)
     written = [folder / name for name in contents]
     write_all_private(dict(zip(written, contents.values(), strict=True)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from spear.inversion import Outcome
 from spear.judge import Proof
-from spear.metrics.pixels import PERFECT_DB
+from spear.metrics import PERFECT_DB
 from spear.report.finding import Finding
 from spear.report.report import Cell, Level, Report
 
@@ -60,7 +60,7 @@ _MEANINGS = {
     ),
     Outcome.FAILED: f"None of the client's samples is known to have leaked. {_NO_GUARANTEE}",
 }
-_MANY = {
+_MEANINGS_OF_SEVERAL = {
     Outcome.EXACT: (
         "For at least one client, sending its update was sending its data: "
         "whoever receives it can read every sample."
@@ -87,7 +87,7 @@ _UNPROVED = (
     "Whoever receives this update most likely gets the client's samples: what came back fits the "
     "update, and only the proof is missing."
 )
-_SETTINGS = {
+_MEANINGS_OF_SWEEP = {
     Outcome.EXACT: "There are settings at which clients send their data when they send an update.",
     Outcome.PARTIAL: "There are settings at which single samples can be read exactly.",
     Outcome.APPROXIMATE: "There are settings at which samples can be recognised.",
@@ -99,7 +99,7 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Headline:
     """The first thing a reader sees."""
 
     tone: str  # a class of the style sheet, and an icon
@@ -112,33 +112,35 @@ def outcome_of(finding: Finding) -> str:
     return _LIKELY if finding.is_likely else OUTCOMES[finding.outcome]
 
 
-def verdict(report: Report) -> Verdict:
+def verdict(report: Report) -> Headline:
     """The worst that happened, and what it means for the clients."""
     if report.overall is not None:
-        return Verdict(report.overall.value, OUTCOMES[report.overall], _SETTINGS[report.overall])
+        return Headline(
+            report.overall.value, OUTCOMES[report.overall], _MEANINGS_OF_SWEEP[report.overall]
+        )
     if report.outcome is not None:
         return _of_findings(report.outcome, report.findings)
     levels = {remark.level for remark in report.remarks}
     if Level.EXPOSED in levels:
-        return Verdict("partial", "Exposed", "Clients are exposed where it says so below.")
+        return Headline("partial", "Exposed", "Clients are exposed where it says so below.")
     if Level.PROTECTED in levels:
-        return Verdict("failed", "No opening found", _NO_GUARANTEE)
+        return Headline("failed", "No opening found", _NO_GUARANTEE)
     meaning = (
         "What was measured holds for these settings and this attack, and is no guarantee beyond."
     )
-    return Verdict("neutral", "Results", meaning)
+    return Headline("neutral", "Results", meaning)
 
 
-def _of_findings(outcome: Outcome, findings: Sequence[Finding]) -> Verdict:
+def _of_findings(outcome: Outcome, findings: Sequence[Finding]) -> Headline:
     worst = [finding for finding in findings if finding.outcome is outcome]
     likely = all(finding.is_likely for finding in worst)
     name = _LIKELY if likely else OUTCOMES[outcome]
     if outcome in _RECOVERED and all(finding.activations for finding in worst):
-        return Verdict(outcome.value, name, _ACTIVATIONS)
+        return Headline(outcome.value, name, _ACTIVATIONS)
     if likely:
-        return Verdict(outcome.value, name, _UNPROVED)
-    meanings = _MANY if len(findings) > 1 else _MEANINGS
-    return Verdict(outcome.value, name, meanings[outcome])
+        return Headline(outcome.value, name, _UNPROVED)
+    meanings = _MEANINGS_OF_SEVERAL if len(findings) > 1 else _MEANINGS
+    return Headline(outcome.value, name, meanings[outcome])
 
 
 def cell(value: Cell) -> str:

@@ -19,13 +19,13 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 
 from spear.errors import ClusterError, InvalidOption
-from spear.trials.trial import Report, Row, Status, Step, Trial, Work, ended, measure
+from spear.trials.trial import OnStep, Row, Status, Step, Trial, Work, measure, row_without_result
 
 _NAME = "local"
 _ATTEMPTS = 2
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_MOST = 61  # Windows waits for no more at once
-_PATIENCE = 0.5  # seconds between two looks at the clock
+_MAX_WORKERS_WINDOWS = 61  # Windows waits for no more at once
+_POLL_SECONDS = 0.5  # seconds between two looks at the clock
 _CONTEXT = multiprocessing.get_context("spawn")  # as on Windows and macOS: no locks are inherited
 
 
@@ -38,7 +38,7 @@ class LocalEngine:
         max_seconds: a trial that runs longer is stopped, and its row says so.
     """
 
-    workers: int = field(default_factory=lambda: min(os.cpu_count() or 1, _MOST))
+    workers: int = field(default_factory=lambda: min(os.cpu_count() or 1, _MAX_WORKERS_WINDOWS))
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class LocalEngine:
             )
 
     def run(
-        self, trials: Sequence[Trial], work: Work, on_step: Report
+        self, trials: Sequence[Trial], work: Work, on_step: OnStep
     ) -> Iterator[tuple[Row, Mapping[str, bytes]]]:
         """Rows with their pictures, in the order in which they are done."""
         waiting = deque((trial, 1) for trial in trials)
@@ -64,7 +64,7 @@ class LocalEngine:
                     worker = idle.pop() if idle else _Worker(work)
                     worker.start(*waiting.popleft())
                     busy.append(worker)
-                wait([w.pipe for w in busy], timeout=_PATIENCE)
+                wait([w.pipe for w in busy], timeout=_POLL_SECONDS)
                 for worker in list(busy):
                     done = worker.poll(on_step, self.max_seconds)
                     if done is None:
@@ -87,7 +87,7 @@ class _Worker:
     def __init__(self, work: Work) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
         self.process = _CONTEXT.Process(target=_serve, args=(theirs, work), daemon=True)
-        with _inherited():
+        with _worker_environment():
             self.process.start()
         theirs.close()
         self.trial: Trial
@@ -108,7 +108,7 @@ class _Worker:
             self.pipe.send(trial)
 
     def poll(
-        self, on_step: Report, max_seconds: float | None
+        self, on_step: OnStep, max_seconds: float | None
     ) -> tuple[Row, Mapping[str, bytes]] | Trial | None:
         """The row if it is done, the trial itself if the worker died, None if it is still at it."""
         try:
@@ -128,7 +128,7 @@ class _Worker:
         if max_seconds is not None and self.took > max_seconds:
             self.stop()
             words = f"stopped after {max_seconds:g} s"
-            return ended(self.trial, Status.TIMED_OUT, words, self.took, _NAME), {}
+            return row_without_result(self.trial, Status.TIMED_OUT, words, self.took, _NAME), {}
         return None
 
     def _died(self) -> tuple[Row, Mapping[str, bytes]] | Trial:
@@ -141,7 +141,7 @@ class _Worker:
                 "import torch and spear; a script that runs them needs `if __name__ == '__main__':`"
             )
         words = f"its worker died {self.attempt} times (exit code {self.process.exitcode})"
-        return ended(self.trial, Status.FAILED, words, self.took, _NAME), {}
+        return row_without_result(self.trial, Status.FAILED, words, self.took, _NAME), {}
 
     def stop(self) -> None:
         self.pipe.close()
@@ -177,12 +177,12 @@ def _leave_with_parent() -> None:
 
 
 @contextmanager
-def _inherited() -> Iterator[None]:
+def _worker_environment() -> Iterator[None]:
     """What a process starts with: one thread, and no ear for Ctrl-C, which its owner hears."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     try:
-        with _deaf():
+        with _sigint_blocked():
             yield
     finally:
         for name, value in before.items():
@@ -193,7 +193,7 @@ def _inherited() -> Iterator[None]:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
+def _sigint_blocked() -> Iterator[None]:
     """A Ctrl-C meanwhile comes afterwards; processes that are started here never hear one."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows: workers turn away from it themselves
         yield

@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from spear.errors import DataError, MissingExtra
-from spear.report.files import make_private, remove_unfinished, replace_private
-from spear.stored.json_text import LARGEST_ROWS, bytes_of
+from spear.files import LARGEST_ROWS, bytes_of, make_private, remove_unfinished, replace_private
 from spear.trials.trial import Row
 
 
@@ -59,7 +58,7 @@ class RowFile:
     @contextmanager
     def writing(self) -> Iterator[RowFile]:
         """Nobody else may write meanwhile."""
-        with alone(self.path):
+        with exclusive_lock(self.path):
             self._drop_torn_line()
             if self.picture("").is_dir():
                 remove_unfinished(self.picture(""))
@@ -127,7 +126,7 @@ def mend_last_line(path: Path, read: Callable[[bytes], object]) -> None:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def exclusive_lock(path: Path) -> Iterator[None]:
     """Within, no other process writes to the file: raises at once if one does."""
     try:
         from filelock import FileLock, Timeout

@@ -12,8 +12,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from spear.errors import DataError, InvalidOption, MissingExtra
-from spear.stored.json_text import is_number, kind, mapping, maybe
-from spear.trials.provenance import commit, versions
+from spear.files import commit, is_number, kind, mapping, maybe, versions
 
 
 @dataclass(frozen=True)
@@ -144,20 +143,20 @@ class Step:
     share: float | None = None  # of the trial, where it can be told
 
 
-Report = Callable[[Step], None]
-Work = Callable[[Trial, Report], Measured]
+OnStep = Callable[[Step], None]
+Work = Callable[[Trial, OnStep], Measured]
 
 
 class Engine(Protocol):
     """Runs trials somewhere, and gives each row, with its pictures, as it is done."""
 
     def run(
-        self, trials: Sequence[Trial], work: Work, on_step: Report
+        self, trials: Sequence[Trial], work: Work, on_step: OnStep
     ) -> Iterator[tuple[Row, Mapping[str, bytes]]]: ...
 
 
 def measure(
-    trial: Trial, work: Work, report: Report, engine: str
+    trial: Trial, work: Work, report: OnStep, engine: str
 ) -> tuple[Row, Mapping[str, bytes]]:
     """Run a trial where we are. What goes wrong in it is its result; what is not there, is not.
 
@@ -170,7 +169,7 @@ def measure(
         raise
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
-        return ended(trial, Status.FAILED, words, time.monotonic() - began, engine), {}
+        return row_without_result(trial, Status.FAILED, words, time.monotonic() - began, engine), {}
     names = {name: _file_name(image) for name, image in measured.pictures.items()}
     row = Row(
         trial.key,
@@ -191,7 +190,7 @@ def measure(
     return row, {names[name]: image for name, image in measured.pictures.items()}
 
 
-def ended(trial: Trial, status: Status, error: str, took: float, engine: str) -> Row:
+def row_without_result(trial: Trial, status: Status, error: str, took: float, engine: str) -> Row:
     """The row of a trial without a result."""
     return Row(
         trial.key,

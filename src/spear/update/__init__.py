@@ -1,8 +1,51 @@
-"""What the server sees: a layer's update, how it came to be, and how it is read from what was sent."""
+"""What the server sees: a layer's update, how it came to be, and how it is read from what was sent.
+
+`observe` picks a layer of a model and reads what a client sent; `LayerUpdate` is that layer, `Protocol`
+what is known of how the update came to be. `inspect_layers` says which layers can be attacked.
+"""
 
 from spear.update.layer_update import LayerUpdate
+from spear.update.layers import (
+    LayerReport,
+    Relu,
+    SoftRelu,
+    inspect_layers,
+    network_after,
+    network_before,
+    soften,
+    trace,
+)
 from spear.update.observing import observe
-from spear.update.protocol import Protocol
-from spear.update.readings import scales_entries
+from spear.update.plain_mlp import describe_plain_mlp, linear_layers, plain_mlp
+from spear.update.protocol import (
+    ENTRYWISE,
+    NOISE_UNITS,
+    UNKNOWN_PROTOCOL,
+    Clipping,
+    Protocol,
+    Sends,
+)
+from spear.update.readings import looks_like_adam
 
-__all__ = ["LayerUpdate", "Protocol", "observe", "scales_entries"]
+__all__ = [
+    "ENTRYWISE",
+    "NOISE_UNITS",
+    "UNKNOWN_PROTOCOL",
+    "Clipping",
+    "LayerReport",
+    "LayerUpdate",
+    "Protocol",
+    "Relu",
+    "Sends",
+    "SoftRelu",
+    "describe_plain_mlp",
+    "inspect_layers",
+    "linear_layers",
+    "looks_like_adam",
+    "network_after",
+    "network_before",
+    "observe",
+    "plain_mlp",
+    "soften",
+    "trace",
+]

@@ -10,9 +10,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from spear.errors import InvalidUpdate
-from spear.layers import LayerReport, Relu
-from spear.update.protocol import UNTOLD, Protocol
+from spear.errors import Declined, InvalidUpdate
+from spear.update.layers import LayerReport, Relu, Traced, network_after, trace
+from spear.update.protocol import UNKNOWN_PROTOCOL, Protocol
 
 _BLOCK = 1 << 22  # entries looked at together: 4 M, so that a check never copies a large gradient
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -52,10 +52,12 @@ class LayerUpdate:
     """The rest of the update by parameter name; the replay compares it too."""
     considered: tuple[LayerReport, ...] = field(default=(), repr=False)
     """Every linear layer `observe` looked at, and why it was or was not taken."""
-    protocol: Protocol = UNTOLD
+    protocol: Protocol = UNKNOWN_PROTOCOL
     """How the update came to be, as far as it was told."""
     model: nn.Module | None = field(default=None, repr=False)
     """A copy of the model that `observe` was given, as it was then."""
+    traced: Traced | Declined | None = field(default=None, repr=False)
+    """The model's graph, from which `observe` chose the layer."""
     mistake: str = ""
     """What the update was said to be and is not, in words; it is read as what it is."""
     notes: tuple[str, ...] = field(default=(), repr=False)
@@ -69,6 +71,22 @@ class LayerUpdate:
     def told(self, **facts: Any) -> LayerUpdate:
         """The same with more of its protocol known, say `samples=8`."""
         return dataclasses.replace(self, protocol=dataclasses.replace(self.protocol, **facts))
+
+    def with_model(self, model: nn.Module) -> LayerUpdate:
+        """The same with another model to replay."""
+        return dataclasses.replace(self, model=model, traced=trace(model))
+
+    def network_behind(self) -> nn.Module | Declined:
+        """The model from the layer's output on, to replay samples through; or why there is none."""
+        if self.model is None:
+            return Declined("no model was given")
+        if self.layer is None:
+            return Declined(
+                "the update does not say which layer it is: use spear.observe(model, gradients)"
+            )
+        if isinstance(self.traced, Declined):
+            return self.traced
+        return network_after(self.traced or self.model, self.layer)
 
     @property
     def samples(self) -> int | None:
@@ -105,7 +123,7 @@ class LayerUpdate:
         if self.layer is None:
             return f"one layer, {self.inputs} -> {self.outputs}, given directly"
         lines = [f"attacking {self.layer!r} ({self.inputs} -> {self.outputs}, ReLU {self.relu})"]
-        lines += [r.caveat for r in self.considered if r.name == self.layer and r.caveat]
+        lines += [r.caveat.words for r in self.considered if r.name == self.layer and r.caveat]
         names = [report.name for report in self.considered]
         for i, report in enumerate(self.considered):
             if report.name != self.layer:
@@ -133,7 +151,7 @@ class LayerUpdate:
             f"these are inputs of layer {self.layer!r}, activations computed from the data by what "
             "stands before it: the data follows as far as that can be inverted"
         )
-        return f"{words}; {own.caveat}" if own.caveat else words
+        return f"{words}; {own.caveat.words}" if own.caveat else words
 
     @property
     def reads_data(self) -> bool:

@@ -8,13 +8,13 @@ from itertools import chain
 
 from torch import Tensor, nn
 
-from spear.errors import InvalidOption, InvalidUpdate, NoAttackableLayer
-from spear.layers import LayerReport, inspect_layers
-from spear.snapshots import snapshot
+from spear.errors import Declined, InvalidOption, InvalidUpdate, NoAttackableLayer
 from spear.update.layer_update import NO_NUMBERS, LayerUpdate, tensor_problem
-from spear.update.plain_mlp import in_words, linear_layers, plain_mlp
+from spear.update.layers import LayerReport, inspect_layers, trace
+from spear.update.plain_mlp import describe_plain_mlp, linear_layers, plain_mlp
 from spear.update.protocol import Clipping, Protocol, Sends
 from spear.update.readings import Reading, read
+from spear.update.snapshots import snapshot
 
 Parts = Sequence[Tensor | None] | Mapping[str, Tensor | None]
 
@@ -73,14 +73,7 @@ def observe(
     attacking '0' (8 -> 6, ReLU after)
     not '2': attackable too (a ReLU stands before it: its inputs are sparse), but farther from the data
     """
-    forms = {"gradients": gradients, "after=": after, "difference=": difference}
-    given = [form for form, value in forms.items() if value is not None]
-    if len(given) != 1:
-        got = ("both " if len(given) == 2 else "") + " and ".join(given)
-        raise InvalidOption(
-            "expected either gradients (FedSGD) or after= or difference= (FedAvg), got "
-            f"{got or 'neither'}"
-        )
+    sends = _form(gradients, after, difference)
     if batch_size is not None and local_batch_size not in (None, batch_size):
         raise InvalidOption("batch_size is another name of local_batch_size: give one of them")
     words = {
@@ -98,8 +91,6 @@ def observe(
         "sigma": sigma,
         "class_weights": class_weights,
     }
-    sends: Sends = "gradient" if after is None else "weights"
-    sends = sends if difference is None else "difference"
     told = Protocol(sends=sends, **words) if protocol is None else protocol  # type: ignore[arg-type]
     if protocol is not None:
         said = [name for name, value in words.items() if value not in (None, 0.0, "sgd")]
@@ -109,10 +100,10 @@ def observe(
     notes: list[str] = []
     if not isinstance(model, nn.Module):
         recognised = plain_mlp(model)
-        if isinstance(recognised, str):
+        if isinstance(recognised, Declined):
             whole = next(form for form in (gradients, after, difference) if form is not None)
-            return _first_layer(model, whole, told, layer, recognised)
-        notes.append(in_words(model))
+            return _first_layer(model, whole, told, layer, recognised.reason)
+        notes.append(describe_plain_mlp(model))
         model = recognised
     _must_hold_numbers(model)
     if after is not None:
@@ -126,12 +117,27 @@ def observe(
     return _seen(model, reading, layer, notes)
 
 
+def _form(gradients: object, after: object, difference: object) -> Sends:
+    """Which of the three was given; exactly one must be."""
+    forms = {"gradients": gradients, "after=": after, "difference=": difference}
+    given = [form for form, value in forms.items() if value is not None]
+    if len(given) != 1:
+        got = ("both " if len(given) == 2 else "") + " and ".join(given)
+        raise InvalidOption(
+            "expected either gradients (FedSGD) or after= or difference= (FedAvg), got "
+            f"{got or 'neither'}"
+        )
+    forms_sent: dict[str, Sends] = {"gradients": "gradient", "after=": "weights"}
+    return forms_sent.get(given[0], "difference")
+
+
 def _seen(model: nn.Module, reading: Reading, layer: str | None, notes: list[str]) -> LayerUpdate:
     """The layer to attack, with copies of its weights."""
     named = reading.gradients
-    chosen, reports = _choose(model, inspect_layers(model), named, layer)
-    assert chosen.relu is not None
     taken = snapshot(model)
+    traced = trace(taken.model)
+    chosen, reports = _choose(model, inspect_layers(taken.model, traced), named, layer)
+    assert chosen.relu is not None
     module = taken.model.get_submodule(chosen.name)
     prefix = f"{chosen.name}." if chosen.name else ""
     attacked = {f"{prefix}weight", f"{prefix}bias"}
@@ -154,6 +160,7 @@ def _seen(model: nn.Module, reading: Reading, layer: str | None, notes: list[str
         considered=reports,
         protocol=reading.protocol,
         model=taken.model,
+        traced=traced,
         mistake=reading.mistake,
         notes=tuple(notes),
     )

@@ -10,6 +10,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from spear.errors import Declined
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -77,32 +79,32 @@ def linear_layers(state: Mapping[str, Tensor]) -> list[Linear]:
     return _chain(found) or natural
 
 
-def plain_mlp(state: Mapping[str, Tensor]) -> PlainMlp | str:
+def plain_mlp(state: Mapping[str, Tensor]) -> PlainMlp | Declined:
     """The MLP with ReLUs that a state dict is of, if it can be one; else why it cannot."""
     layers = linear_layers(state)
     names = {f"{layer.name}.{part}" for layer in layers for part in ("weight", "bias")}
     others = [name for name in state if name not in names]
     if others:
-        return f"{others[0]!r} belongs to no linear layer"
+        return Declined(f"{others[0]!r} belongs to no linear layer")
     if len(layers) < 2:
-        return "fewer than two linear layers"
+        return Declined("fewer than two linear layers")
     if not _chained(layers):
         sizes = ", ".join(f"{layer.name}: {layer.inputs} -> {layer.outputs}" for layer in layers)
-        return f"the layers' sizes do not fit on to each other ({sizes})"
+        return Declined(f"the layers' sizes do not fit on to each other ({sizes})")
     wrong = [
         layer.name
         for layer in layers
         if layer.bias and state[f"{layer.name}.bias"].shape != (layer.outputs,)
     ]
     if wrong:
-        return f"the bias of {wrong[0]!r} does not fit its weight"
+        return Declined(f"the bias of {wrong[0]!r} does not fit its weight")
     try:
         return PlainMlp(layers, state)
     except (KeyError, TypeError, RuntimeError, AttributeError) as error:
-        return f"no module can have such names ({str(error)[:80]})"
+        return Declined(f"no module can have such names ({str(error)[:80]})")
 
 
-def in_words(state: Mapping[str, Tensor]) -> str:
+def describe_plain_mlp(state: Mapping[str, Tensor]) -> str:
     """The guess, admitted."""
     layers = linear_layers(state)
     sizes = " -> ".join(str(n) for n in (layers[0].inputs, *(layer.outputs for layer in layers)))

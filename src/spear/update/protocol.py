@@ -24,7 +24,7 @@ _LOCAL = (  # what only local training has
     *("local_steps", "epochs", "local_batch_size", "lr"),
     *("momentum", "nesterov", "weight_decay", "proximal"),
 )
-_SLIP = 1e-12  # noise and norms below it, or above its inverse, are slips
+_SMALLEST_PLAUSIBLE = 1e-12  # noise and norms below it, or above its inverse, are slips
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 # Optimisers that divide every entry by a scale of its own, or keep its sign alone.
 ENTRYWISE = {
@@ -155,7 +155,7 @@ class Protocol:
             f"expected {{{name}}} > 0, got {value!r}"
             for name in ("clip", *NOISE_UNITS)
             if (value := getattr(self, name)) is not None
-            and not (_number(value) and _SLIP <= value <= 1 / _SLIP)
+            and not (_number(value) and _SMALLEST_PLAUSIBLE <= value <= 1 / _SMALLEST_PLAUSIBLE)
         ]
         wrong += [
             f"expected 0 <= {{{name}}} < 1, got {value!r}"
@@ -285,7 +285,7 @@ class Protocol:
         last = len(self.lr) - 1
         return [self.lr[min(last, i * len(self.lr) // steps)] for i in range(steps)]
 
-    def kept(self, steps: int) -> float:
+    def weight_decay_factor(self, steps: int) -> float:
         """The share of the first weights that weight decay leaves after so many steps."""
         weight, velocity = 1.0, 0.0
         for rate in self.rates(steps) if self.weight_decay else ():
@@ -357,6 +357,10 @@ class Protocol:
 
     def words(self, base: Protocol | None = None) -> str:
         """What it is, or what tells it from `base`."""
+        return ", ".join(self._parts(base)) or "base"
+
+    def _parts(self, base: Protocol | None) -> list[str]:
+        """The same, piece by piece."""
         values = _DEFAULTS if base is None else {n: getattr(base, n) for n in _NAMES}
         shown = {name for name in _NAMES if getattr(self, name) != values[name]}
         parts = [f"b = {self.samples}"] if "samples" in shown else []
@@ -377,7 +381,7 @@ class Protocol:
         if "pruned" in shown:
             parts.append(f"{self.pruned:.0%} pruned" if self.pruned else "not pruned")
         parts += [f"{self.clients} clients aggregated"] if "clients" in shown else []
-        return ", ".join(parts) or "base"
+        return parts
 
 
 _DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in dataclasses.fields(Protocol)}
@@ -388,5 +392,5 @@ def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-UNTOLD = Protocol()
+UNKNOWN_PROTOCOL = Protocol()
 """A gradient of which nothing else is known."""

@@ -8,7 +8,7 @@ rank.
 
 A gradient and a difference differ by their sign and a factor, which leave inputs as they are. Which of
 the two it was shows when the model is replayed (`spear.inversion`). Weight decay and other penalties
-are told by the spectrum, too (`spear.penalty`).
+are told by the spectrum, too (`spear.factors.penalty`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from spear.tolerances import EVEN_ENTRIES, FAR_FROM_WEIGHTS, LOWER_RANK, NEAR_TH
 from spear.update.layer_update import LayerUpdate
 from spear.update.protocol import Protocol, Sends
 
-_SHARE = 1 << 20  # entries of a tensor that sizes are compared by
-_TELLING = 8  # rows and columns from which on a low rank is no accident
+_ENTRIES_COMPARED = 1 << 20  # entries of a tensor that sizes are compared by
+_MIN_SIZE_FOR_RANK = 8  # rows and columns from which on a low rank is no accident
 
 _NAMES: dict[Sends, str] = {
     "gradient": "a gradient",
@@ -77,7 +77,7 @@ def read(before: Mapping[str, Tensor], sent: Mapping[str, Tensor], told: Protoco
     if sends == "gradient":
         return Reading(dict(sent), told, mistake)
     # Where the number of steps is not known, the spectrum tells what weight decay took off.
-    kept = told.kept(told.steps) if told.steps is not None else 1.0
+    kept = told.weight_decay_factor(told.steps) if told.steps is not None else 1.0
     rate = told.rate
     if sends == "weights":
         gradients = {
@@ -127,15 +127,15 @@ def _pairs(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     for name, new in sent.items():
         if new.is_floating_point():
-            old = before[name].reshape(-1)[:_SHARE].double()
-            yield old, new.reshape(-1)[:_SHARE].to(old)
+            old = before[name].reshape(-1)[:_ENTRIES_COMPARED].double()
+            yield old, new.reshape(-1)[:_ENTRIES_COMPARED].to(old)
 
 
 def _has_lower_rank(before: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> bool:
     """Has what was sent far less outside its leading half of directions than its difference has?"""
     own = moved = 0.0
     for name, new in sent.items():
-        if new.ndim == 2 and min(new.shape) >= _TELLING:
+        if new.ndim == 2 and min(new.shape) >= _MIN_SIZE_FOR_RANK:
             own += _tail(new)
             moved += _tail(new.to(before[name]) - before[name])
     return own < LOWER_RANK * moved
@@ -149,7 +149,7 @@ def _tail(matrix: Tensor) -> float:
     return (float(values[: len(values) // 2].sum()) / total) ** 0.5 if total else 0.0
 
 
-def scales_entries(view: LayerUpdate) -> bool:
+def looks_like_adam(view: LayerUpdate) -> bool:
     """Does the difference look like one of Adam, whose step is about as long in every entry?
 
     One step of Adam moves every entry by the learning rate, up to its sign; several add up to at most
@@ -158,10 +158,10 @@ def scales_entries(view: LayerUpdate) -> bool:
     farther spread than that. Entries that were pruned, or rounded to zero, are scattered over rows and
     columns, and count.
     """
-    rows = max(1, _SHARE // view.inputs)
+    rows = max(1, _ENTRIES_COMPARED // view.inputs)
     moved = view.weight_grad.detach()[:rows].double().abs()
     moved = moved[moved.any(1)][:, moved.any(0)]
-    if moved.numel() < _TELLING**2:
+    if moved.numel() < _MIN_SIZE_FOR_RANK**2:
         return False
     spread = 0.6745 / math.sqrt(2 * math.log(moved.numel()))
     return float(moved.median()) > EVEN_ENTRIES * spread * float(moved.max())

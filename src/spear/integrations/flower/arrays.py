@@ -10,13 +10,15 @@ from flwr.app import Array, RecordDict
 from torch import Tensor, nn
 
 from spear.errors import InvalidUpdate
-from spear.report import Finding
 
 Arrays = Mapping[str, Array]
 
 _WRAPPERS = ("_module.", "module.", "_orig_mod.")  # Opacus, DataParallel, torch.compile
 _MASKED_RECORD = "secaggplus_configs"  # where Flower's SecAgg+ puts its masked vectors
-_MASKED = "the reply is masked by SecAgg+, it holds no readable arrays"
+
+
+class Masked(InvalidUpdate):
+    """Secure aggregation left nothing to attack in one reply."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +89,10 @@ def sent_arrays(content: RecordDict, layout: Layout | None) -> Arrays:
     records = [dict(record) for record in content.array_records.values()]
     if not any(records):
         if _MASKED_RECORD in content.config_records:
-            raise InvalidUpdate([_MASKED])
+            raise Masked(["the reply is masked by SecAgg+, it holds no readable arrays"])
         raise InvalidUpdate([f"the message carries no arrays, only {_some(content) or 'nothing'}"])
     fitting = [record for record in records if layout is not None and _fits(record, layout)]
     return (fitting or [record for record in records if record])[0]
-
-
-def masked(finding: Finding) -> bool:
-    """Was it secure aggregation that left nothing to attack?"""
-    return _MASKED in finding.reason
 
 
 def tensors(arrays: Arrays) -> dict[str, Tensor]:

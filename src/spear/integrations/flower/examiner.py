@@ -10,22 +10,116 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+import torch
 from torch import Tensor, nn
 
-from spear.audit.naming import named
-from spear.errors import InvalidOption, SpearError
-from spear.integrations.flower.arrays import Arrays, Layout, tensors
-from spear.integrations.flower.examined import Examined
-from spear.integrations.flower.hints import guessed_look, what_to_tell
+from spear.errors import Declined, InvalidOption, SpearError
+from spear.files import named
+from spear.integrations.flower.arrays import Arrays, Layout, Masked, tensors
+from spear.integrations.flower.hints import guessed_format, what_to_tell
 from spear.integrations.flower.training import assumed, of_client
-from spear.integrations.flower.truth import Private, compared
-from spear.inversion import Inversion, invert
+from spear.inversion import Inversion, Outcome, invert
 from spear.judge import Loss
-from spear.layers import inspect_layers
-from spear.report import Finding, Look
-from spear.update import LayerUpdate, Protocol, observe
-from spear.update.plain_mlp import in_words, plain_mlp
-from spear.update.protocol import Clipping, Sends
+from spear.report import Finding, ImageFormat, Truth, compare
+from spear.update import (
+    Clipping,
+    LayerUpdate,
+    Protocol,
+    Sends,
+    describe_plain_mlp,
+    inspect_layers,
+    observe,
+    plain_mlp,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Private:
+    """A client's samples: inputs (b, ...), labels (b,) and names (b,) if they are known."""
+
+    inputs: Tensor
+    labels: Tensor | None = None
+    names: tuple[str, ...] | None = None
+
+    @staticmethod
+    def of(given: Any) -> Private | None:
+        """From what a `truth=` function returned: inputs, or (inputs, labels), or with names."""
+        if given is None or isinstance(given, Private):
+            return given
+        parts = given if isinstance(given, tuple) else (given,)
+        if not 1 <= len(parts) <= 3 or not isinstance(parts[0], Tensor) or parts[0].ndim < 2:
+            raise InvalidOption(
+                "expected truth= to return inputs (b, ...), (inputs, labels) or (inputs, labels, "
+                f"names), got {type(given).__name__}"
+            )
+        inputs, labels, names = (*parts, None, None)[:3]
+        return Private(inputs, labels, None if names is None else tuple(map(str, names)))
+
+    @staticmethod
+    def together(clients: Sequence[Private]) -> Private | None:
+        """Of several clients, as one batch."""
+        if not clients:
+            return None
+        labels = [c.labels for c in clients if c.labels is not None]
+        names = [c.names for c in clients if c.names is not None]
+        return Private(
+            torch.cat([client.inputs for client in clients]),
+            torch.cat(labels) if len(labels) == len(clients) else None,
+            tuple(name for own in names for name in own) if len(names) == len(clients) else None,
+        )
+
+
+def compared(
+    recovered: Tensor, private: Private | None, image_format: ImageFormat | None
+) -> tuple[Truth | None, list[str]]:
+    """The truth beside what was recovered, and remarks if they cannot be compared."""
+    if private is None:
+        return None, []
+    true, found = private.inputs.detach().cpu().flatten(1), recovered.detach().cpu()
+    if true.shape[1] != found.shape[1]:
+        return None, [
+            f"samples have {true.shape[1]} values and the layer {found.shape[1]} inputs: what came "
+            "back are features of them, and is not compared with the truth"
+        ]
+    return compare(found, true, private.labels, names=private.names, image_format=image_format), []
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """What an update gave away, and what it took."""
+
+    finding: Finding
+    protocol: Protocol
+    seconds: float = 0.0
+    interrupted: bool = False
+    features: str | None = None  # the layer's name, where its inputs are not the data itself
+    mistake: str = ""  # what the reply was said to be and is not
+    masked: bool = False  # did secure aggregation leave nothing to attack in it?
+
+    @property
+    def attacked(self) -> bool:
+        return self.finding.is_attacked
+
+    @property
+    def verdict(self) -> str:
+        """Its outcome in a word or two, for a table."""
+        if not self.attacked:
+            return "not attacked"
+        found = self.finding.outcome.value
+        return f"{found} (features)" if self.features and self.finding.recovered else found
+
+    @property
+    def line(self) -> str:
+        """What it came to, for a log."""
+        reason = self.finding.reason
+        if not self.attacked:
+            return reason
+        if self.finding.outcome is Outcome.EXACT:
+            reason = reason.split("; ")[0]
+        if self.features and self.finding.recovered:
+            reason = f"features (activations of {self.features!r}), not the data: {reason}"
+        return f"{self.finding.outcome.name}, {reason}"
+
 
 log = logging.getLogger("flwr.spear")  # below Flower's own logger: its format, its handlers
 
@@ -66,7 +160,7 @@ class Options(TypedDict, total=False):
     """The layer to attack; chosen unless given."""
     loss: Loss | None
     """The clients' loss; cross-entropy unless given."""
-    look: Look | None
+    image_format: ImageFormat | None
     """How inputs are shown as pictures; guessed for usual sizes unless given."""
     max_seconds: float
     """For one reply; 30 unless given."""
@@ -80,7 +174,7 @@ class Examiner:
     protocol: Protocol
     layer: str | None = None
     loss: Loss | None = None
-    look: Look | None = None
+    image_format: ImageFormat | None = None
     max_seconds: float = 30.0
     assumed: list[str] = field(default_factory=list)  # about the model, in sentences
 
@@ -110,20 +204,21 @@ class Examiner:
     def layout(self) -> Layout | None:
         return None if self.model is None else Layout.of(self.model)
 
-    def meet(self, before: Arrays) -> None:
+    def match_model(self, before: Arrays) -> None:
         """Make sure that the model is the one these arrays are of; or recognise it from them."""
         if self.model is not None:
             Layout.of(self.model).named(before)
             return
         state, _ = named(tensors(before), {})
         recognised = plain_mlp(state)
-        if isinstance(recognised, str):
+        if isinstance(recognised, Declined):
             raise InvalidOption(
-                f"expected the weights of a plain MLP, which need no model, but {recognised}: give the "
-                "clients' model, Audited(strategy, model=Net())"
+                f"expected the weights of a plain MLP, which need no model, but "
+                f"{recognised.reason}: give "
+                "the clients' model, Audited(strategy, model=Net())"
             )
         self.model = recognised
-        self.assumed.append(in_words(state))
+        self.assumed.append(describe_plain_mlp(state))
         self._check_layer()
 
     def examine(
@@ -164,14 +259,22 @@ class Examiner:
         notes: Sequence[str],
         private: Private | None,
     ) -> Finding:
-        look = self.look if self.look and self.look.inputs == view.inputs else None
-        shown, words = (look, []) if self.look else guessed_look(view, result.inputs)
-        if self.look and look is None:
-            shape = " x ".join(map(str, self.look.shape))
+        image_format = (
+            self.image_format
+            if self.image_format and self.image_format.inputs == view.inputs
+            else None
+        )
+        shown, words = (
+            (image_format, []) if self.image_format else guessed_format(view, result.inputs)
+        )
+        if self.image_format and image_format is None:
+            shape = " x ".join(map(str, self.image_format.shape))
             words.append(f"the layer's {view.inputs} inputs are no pictures of {shape}")
-        truth, uncompared = compared(result.inputs, private, look)
+        truth, uncompared = compared(result.inputs, private, image_format)
         words += uncompared
-        return Finding.of(result, name, view, look=shown, truth=truth, notes=[*notes, *words])
+        return Finding.of(
+            result, name, view, image_format=shown, truth=truth, notes=[*notes, *words]
+        )
 
     def unaudited(
         self, name: str, error: Exception, notes: Sequence[str] = (), seconds: float = 0.0
@@ -183,7 +286,7 @@ class Examiner:
             log.warning("SPEAR: %s could not be attacked", name, exc_info=error)
             why = f"{type(error).__name__}: {error}"
         finding = Finding.not_attacked(name, why, notes)
-        return Examined(finding, self.protocol, seconds)
+        return Examined(finding, self.protocol, seconds, masked=isinstance(error, Masked))
 
     def _holding(self, before: Arrays) -> nn.Module:
         """The model with the weights that were sent to the client, in their precision."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from spear.integrations.flower.training import untold
 from spear.inversion import Inversion, Outcome
-from spear.report import Look
+from spear.report import ImageFormat
 from spear.update import LayerUpdate
 
 # Layers that are as wide as the pictures people train on: MNIST, CIFAR, Tiny ImageNet, ImageNet.
@@ -23,17 +23,19 @@ _LONGEST = 200  # characters of a client's own words
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
-def guessed_look(view: LayerUpdate, inputs: Tensor) -> tuple[Look | None, list[str]]:
+def guessed_format(view: LayerUpdate, inputs: Tensor) -> tuple[ImageFormat | None, list[str]]:
     """How recovered inputs may look, where nobody said it, and the words that admit it."""
     shape = _PICTURES.get(view.inputs)
     if shape is None or not view.reads_data or not len(inputs):
         return None, []
     low, high = _UNIT
     unit = float(((inputs >= low) & (inputs <= high)).double().mean()) >= 0.99
-    look = Look(shape) if unit else Look(shape, mean=(0.5,), std=(0.25,))
+    image_format = ImageFormat(shape) if unit else ImageFormat(shape, mean=(0.5,), std=(0.25,))
     scale = "values as they are" if unit else "normalisation unknown, mean 0.5 and std 0.25 assumed"
     size = " x ".join(map(str, shape))
-    return look, [f"shown as {size} pictures, {scale}: a guess, which look= replaces"]
+    return image_format, [
+        f"shown as {size} pictures, {scale}: a guess, which image_format= replaces"
+    ]
 
 
 def what_to_tell(result: Inversion, view: LayerUpdate, examples: float | None) -> list[str]:

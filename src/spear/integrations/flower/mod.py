@@ -12,10 +12,10 @@ from typing import Any, Unpack
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from spear.integrations.flower import remarks
-from spear.integrations.flower.arrays import masked, sent_arrays
+from spear.integrations.flower.arrays import sent_arrays
 from spear.integrations.flower.examiner import Examiner, Model, Options, log
-from spear.integrations.flower.journal import Entry, Journal, plain
 from spear.integrations.flower.replies import Reader, Sent, flat
+from spear.integrations.flower.running_report import Entry, RunningReport, plain
 from spear.report import Level, Remark
 
 Next = Callable[[Message, Context], Message]
@@ -90,7 +90,7 @@ class _WhatLeaves:
         examiner = Examiner.new(self.model, self.options)
         config = flat(received.config_records.values())
         arrays = sent_arrays(received, examiner.layout)
-        examiner.meet(arrays)
+        examiner.match_model(arrays)
         asked = config.get("server-round")
         server_round = asked if isinstance(asked, int) else 0
         held = self.truth
@@ -111,7 +111,7 @@ class _WhatLeaves:
             return
         file = self.folder / f"round-{entry.server_round}-client-{entry.client}"
         options = {name: plain(value) for name, value in self.options.items()}
-        journal = Journal(
+        journal = RunningReport(
             f"What leaves client {entry.client}",
             options,
             file.with_suffix(".html"),
@@ -123,7 +123,7 @@ class _WhatLeaves:
             journal.remark(remarks.mistaken(entry.examined.mistake))
         training = remarks.of_training(entry.examined.protocol, aggregate=False, seen=_SEEN)
         journal.remarks += training
-        if masked(entry.examined.finding):
+        if entry.examined.masked:
             journal.remark(remarks.MASKED)
         journal.add(entry)
         journal.write(force=True)

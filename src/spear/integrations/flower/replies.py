@@ -14,11 +14,10 @@ from torch import Tensor
 from spear.errors import InvalidUpdate, SpearError
 from spear.integrations.flower import remarks
 from spear.integrations.flower.arrays import Arrays, Layout, sent_arrays
-from spear.integrations.flower.examiner import Examiner, log
+from spear.integrations.flower.examiner import Examiner, Private, log
 from spear.integrations.flower.hints import first_line
-from spear.integrations.flower.journal import Entry
+from spear.integrations.flower.running_report import Entry
 from spear.integrations.flower.training import of_client, with_messages
-from spear.integrations.flower.truth import Private
 from spear.update import Protocol
 
 Held = Callable[[int, Message], Any]
@@ -160,7 +159,7 @@ class Reader:
             said = "" if self.redact else f": {first_line(reply.error.reason or '')}"
             raise InvalidUpdate([f"the client answered with an error{said}"])
         layout = self.examiner.layout
-        assert layout is not None  # `meet` came first
+        assert layout is not None  # `match_model` came first
         before, config = self.sent.to_node(reply.metadata.src_node_id)
         metrics = flat(reply.content.metric_records.values())
         *_, innermost = (None, *remarks.wrapped(self.strategy))

@@ -15,10 +15,9 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from spear.errors import InvalidOption, InvalidUpdate
 from spear.integrations.flower import remarks
-from spear.integrations.flower.arrays import masked
 from spear.integrations.flower.examiner import Examiner, Model, Options, log
-from spear.integrations.flower.journal import Entry, Journal, plain
 from spear.integrations.flower.replies import Held, Reader, Sent
+from spear.integrations.flower.running_report import Entry, RunningReport, plain
 from spear.report import Level, Remark, Report
 
 _OWN = ("report", "json", "redact", "aggregate", "every", "rounds", "truth", "keep")
@@ -87,7 +86,7 @@ class Audited(Strategy):
             "every": every,
             **{name: plain(value) for name, value in options.items()},
         }
-        self._journal = Journal(
+        self._journal = RunningReport(
             f"Flower: {' of '.join(names)}",
             settings,
             _path("report", report),
@@ -196,7 +195,7 @@ class Audited(Strategy):
         if self._met:
             return
         try:
-            self._examiner.meet(dict(arrays))
+            self._examiner.match_model(dict(arrays))
         except InvalidUpdate as error:
             raise InvalidOption(f"model= does not fit the federation's arrays: {error}") from error
         self._met = True
@@ -239,7 +238,7 @@ class Audited(Strategy):
             finding.name,
             entry.examined.line,
         )
-        if masked(finding):
+        if entry.examined.masked:
             self._journal.remark(remarks.MASKED)
         if entry.examined.interrupted:
             raise KeyboardInterrupt  # the attack stopped at it; so should the run

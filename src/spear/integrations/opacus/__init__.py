@@ -11,8 +11,8 @@ try:
 except ImportError as error:
     raise MissingExtra("Opacus", "opacus") from error
 
-from spear.integrations.opacus.capture import Capture, capture
-from spear.integrations.opacus.privacy import CapturedStep, DPUpdate, epsilon
-from spear.integrations.opacus.step import dpsgd
+from spear.federated import epsilon
+from spear.federated.dpsgd import DPUpdate, dpsgd
+from spear.integrations.opacus.capture import Capture, CapturedStep, capture
 
 __all__ = ["Capture", "CapturedStep", "DPUpdate", "capture", "dpsgd", "epsilon"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -14,13 +15,33 @@ from opacus.optimizers import (
 from torch import Tensor, nn
 
 from spear.errors import InvalidOption
-from spear.integrations.opacus.hooks import (
+from spear.federated import epsilon
+from spear.federated.dpsgd import (
+    DPUpdate,
     copied_gradient,
     copied_weights,
     unwrapped,
     without_hooks,
 )
-from spear.integrations.opacus.privacy import CapturedStep
+
+History = tuple[
+    tuple[float, float, int], ...
+]  # (noise multiplier, sample rate, steps), as in Opacus
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedStep(DPUpdate):
+    """One step of a real training run."""
+
+    samples: int | None
+    """Samples in the batch, random under Poisson sampling. None where Opacus does not tell: virtual
+    batches (`BatchMemoryManager`) and ghost clipping."""
+    history: History | None
+    """What the accountant had counted, this step included; None if `capture` was not given it."""
+
+    def spent(self, delta: float = 1e-5) -> float | None:
+        """The epsilon of the run so far; None if `capture` was not given the accountant."""
+        return None if self.history is None else epsilon(self.history, delta)
 
 
 class Capture:

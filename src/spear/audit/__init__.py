@@ -1,1 +1,0 @@
-"""What people look at: the demo, its pictures and its page."""

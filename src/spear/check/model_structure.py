@@ -1,0 +1,242 @@
+"""Which layers of a model can be attacked, what stands before them, and what only seems to help."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import fx, nn
+from torch.nn.utils import parametrize
+
+from spear.errors import Declined
+from spear.report import Table
+from spear.update import LayerReport, inspect_layers, trace
+
+_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+_DROPOUTS = (nn.modules.dropout._DropoutNd,)
+_FRONTS: dict[str, tuple[type[nn.Module], ...]] = {
+    "convolutions": _CONVOLUTIONS,
+    "an embedding": (nn.Embedding, nn.EmbeddingBag),
+    "attention": (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer),
+    "a recurrent layer": (nn.RNNBase,),
+    "batch norm": _BATCH_NORMS,
+    "layer norm": (nn.LayerNorm, nn.GroupNorm),
+    "linear layers": (nn.Linear,),
+}
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """One linear layer: its size, whether it can be attacked, why, and what it reads."""
+
+    report: LayerReport
+    inputs: int
+    outputs: int
+    has_bias: bool
+    fronts: tuple[str, ...] = ()
+    """What the data went through before, in words."""
+    near: str = ""
+    """Why its gradient is sparse all the same, where SPEAR refuses it; empty if it is not."""
+    unseen: bool = False
+    """Could it not be judged?"""
+    divides: bool = False
+    """Is its gradient sent as it is, with its bias's: one sample's input is then their quotient."""
+
+    @property
+    def name(self) -> str:
+        return self.report.name
+
+    @property
+    def attackable(self) -> bool:
+        return self.report.attackable
+
+    @property
+    def reads(self) -> str:
+        if self.report.reads_data:
+            return "the data"
+        if self.unseen:
+            return "not known"
+        fronts = [front for front in self.fronts if front != "linear layers"] or self.fronts
+        return f"activations behind {' and '.join(fronts)}" if fronts else "transformed data"
+
+
+@dataclass(frozen=True)
+class ModelStructure:
+    """A model as an attacker reads it."""
+
+    layers: tuple[LayerView, ...]
+    untraced: str = ""
+    """Why the forward could not be followed, if it could not."""
+
+    @property
+    def chosen(self) -> LayerView | None:
+        """The layer an attack starts with: the attackable one closest to the data."""
+        return next((layer for layer in self.layers if layer.attackable), None)
+
+    def named(self, name: str) -> LayerView | None:
+        return next((layer for layer in self.layers if layer.name == name), None)
+
+    def table(self) -> Table:
+        rows = tuple(
+            (
+                layer.name or "(the model itself)",
+                f"{layer.inputs} → {layer.outputs}",
+                "yes" if layer.attackable else "not by SPEAR" if layer.near else "no",
+                layer.report.why,
+                layer.reads,
+            )
+            for layer in self.layers
+        )
+        columns = ("layer", "inputs → outputs", "attackable", "why", "reads")
+        return Table("Linear layers", columns, rows, "In the order of the forward pass.")
+
+
+def examine(model: nn.Module) -> ModelStructure:
+    """Every linear layer of a model, judged.
+
+    >>> net = nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 2))
+    >>> [(layer.name, layer.attackable, layer.reads) for layer in examine(net).layers]
+    [('0', False, 'the data'), ('2', False, 'activations behind linear layers')]
+    """
+    traced = trace(model)
+    untraced = traced.reason if isinstance(traced, Declined) else ""
+    modules = dict(model.named_modules())
+    tied = _tied(model)
+    views = []
+    for report in inspect_layers(model, traced):
+        layer = modules[report.name]
+        assert isinstance(layer, nn.Linear)
+        node = None if isinstance(traced, Declined) else _node(traced, report.name)
+        inside = _closed_parent(model, report.name) if node is None and not untraced else ""
+        view = LayerView(
+            _corrected(report, layer, tied, inside),
+            layer.in_features,
+            layer.out_features,
+            layer.bias is not None,
+            fronts=_fronts(node, modules) if node is not None else (),
+            unseen=bool(untraced and not report.attackable) or bool(inside),
+            divides=node is not None
+            and layer.bias is not None
+            and _own_gradient(layer, report.name in tied),
+        )
+        if node is not None and not view.attackable and view.has_bias:
+            view = replace(view, near=_near(node, modules))
+        views.append(view)
+    return ModelStructure(tuple(views), untraced)
+
+
+def active(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[str]:
+    """Names of the model's modules of some kinds that are in train mode."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, kinds) and module.training and getattr(module, "p", 1) > 0
+    ]
+
+
+def dropouts(model: nn.Module) -> list[str]:
+    """Names of its dropouts that are at work."""
+    return active(model, _DROPOUTS)
+
+
+def batch_norms(model: nn.Module) -> list[str]:
+    """Names of its batch norms that normalise over the client's batch."""
+    return active(model, _BATCH_NORMS)
+
+
+def has_modes(model: nn.Module) -> bool:
+    """Does the model compute differently in train and in eval mode?"""
+    return any(isinstance(module, (*_DROPOUTS, *_BATCH_NORMS)) for module in model.modules())
+
+
+def _tied(model: nn.Module) -> set[str]:
+    """Names of the modules that share a parameter with another."""
+    owners = Counter(
+        id(parameter)
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+    )
+    return {
+        name
+        for name, module in model.named_modules()
+        for parameter in module.parameters(recurse=False)
+        if owners[id(parameter)] > 1
+    }
+
+
+def _own_gradient(layer: nn.Linear, tied: bool) -> bool:
+    return layer.weight.requires_grad and not tied and not parametrize.is_parametrized(layer)
+
+
+def _corrected(report: LayerReport, layer: nn.Linear, tied: set[str], inside: str) -> LayerReport:
+    """The report, with what the graph of the forward pass does not show."""
+    if inside:
+        why = f"it is part of a {inside}, whose forward is not looked into: not judged"
+    elif report.name in tied:
+        why = "it shares its weights with another layer, so its gradient is a sum"
+    elif parametrize.is_parametrized(layer):
+        why = "its weight is computed from other parameters (parametrised), whose gradient is sent"
+    elif not layer.weight.requires_grad:
+        why = "its weight is not trained, so no gradient of it is sent"
+    elif layer.bias is None and report.attackable:
+        why = "it has no bias, and the bias gradient gives each input its scale"
+    else:
+        return report
+    return replace(report, relu=None, why=why)
+
+
+def _node(traced: fx.GraphModule, name: str) -> fx.Node | None:
+    uses = [n for n in traced.graph.nodes if n.op == "call_module" and n.target == name]
+    return uses[0] if len(uses) == 1 else None
+
+
+def _closed_parent(model: nn.Module, name: str) -> str:
+    """The torch module that hides the layer from tracing, if one does."""
+    parts = name.split(".")
+    for end in range(1, len(parts)):
+        parent = model.get_submodule(".".join(parts[:end]))
+        kind = type(parent)
+        if kind.__module__.startswith("torch.nn") and not isinstance(
+            parent, (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+        ):
+            return kind.__name__
+    return ""
+
+
+def _ancestors(node: fx.Node) -> Iterator[fx.Node]:
+    seen, open_ = {node}, [node]
+    while open_:
+        for source in open_.pop().all_input_nodes:
+            if source not in seen:
+                seen.add(source)
+                open_.append(source)
+                yield source
+
+
+def _fronts(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, ...]:
+    before = [modules.get(str(n.target)) for n in _ancestors(node) if n.op == "call_module"]
+    return tuple(
+        words for words, kinds in _FRONTS.items() if any(isinstance(m, kinds) for m in before)
+    )
+
+
+def _near(node: fx.Node, modules: dict[str, nn.Module]) -> str:
+    """What makes the layer's output gradient sparse though no plain ReLU follows it."""
+    met = ""
+    while len(node.users) == 1:
+        node = next(iter(node.users))
+        module = modules.get(str(node.target)) if node.op == "call_module" else None
+        name = str(getattr(node.target, "__name__", node.target))
+        if isinstance(module, nn.ReLU) or name in ("relu", "relu_"):
+            return met
+        if isinstance(module, nn.ReLU6) or name == "relu6":
+            return "ReLU6 has the zeros of a ReLU, and few more"
+        if isinstance(module, _BATCH_NORMS) and not module.training:
+            met = "batch norm in eval mode is a fixed factor and shift, which folds into the layer"
+        elif isinstance(module, _DROPOUTS) and module.training:
+            met = "dropout only adds zeros to those of the ReLU behind it"
+        elif not isinstance(module, (nn.Identity, nn.Flatten, *_DROPOUTS)):
+            return ""
+    return ""

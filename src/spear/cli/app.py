@@ -1,0 +1,98 @@
+"""The command line: parse, call, show. No maths. The only user of print."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+import spear
+from spear.cli import audit, bench, check, data, demo, invert, theory
+from spear.cli.console import PlainConsole, complain, give_up_stdout
+from spear.cli.reproduce import reproduce
+from spear.errors import SpearError
+from spear.files import keep_private
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Shows, exactly and provably, what a federated-learning update gives away.",
+)
+console = PlainConsole()
+
+
+def run() -> None:
+    """Run the command; our own errors and the disk's end in one sentence and exit code 2.
+
+    What we did not foresee ends in one sentence as well, and 70; `--debug` shows where it was.
+    """
+    for stream in (sys.stdout, sys.stderr):  # a console that cannot write × or σ gets a ?
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    keep_private()
+    debug = "--debug" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except Exception as error:
+        if debug:
+            raise
+        give_up_stdout()
+        sys.exit(_told(error))
+
+
+def _told(error: Exception) -> int:
+    """Say what went wrong; the exit code."""
+    if "t allocate memory" in str(error):  # torch raises it as a RuntimeError
+        error = MemoryError()
+    if isinstance(error, SpearError | OSError | MemoryError):
+        complain(error)
+        return 2
+    kind = type(error).__name__
+    words = f"an error that SPEAR did not foresee: {kind}: {error}; please report it, with the"
+    complain(RuntimeError(f"{words} traceback that --debug shows"))
+    return _UNFORESEEN
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"spear {spear.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error (anywhere in the line).")
+    ] = False,
+) -> None:
+    """SPEAR audits what a federated-learning update gives away."""
+
+
+_UNFORESEEN = 70  # as sysexits.h has it: internal software error
+_COMMANDS: dict[str, dict[Callable[..., None], str]] = {
+    "Start here": {demo.demo: "Example: spear demo --samples 16 --width 200 --seed 7"},
+    "Audit": {
+        check.check: check.EPILOG,
+        invert.invert: invert.EPILOG,
+        audit.audit: audit.EPILOG,
+    },
+    "Research": {
+        reproduce: "Example: spear reproduce main --batches 10 --data ~/datasets",
+        data.data: "Example: spear data --data ~/datasets",
+        bench.bench: "Example: spear bench cifar10:20x200 mnist:20x200:raw --compare 2",
+        theory.theory: "Example: spear theory --batch-size 16 --width 200",
+    },
+}
+for _panel, _members in _COMMANDS.items():
+    for _command, _epilog in _members.items():
+        app.command(rich_help_panel=_panel, epilog=_epilog)(_command)

@@ -1,0 +1,360 @@
+"""`spear audit`: where does leakage start and stop, and what does each defence cost?"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from spear.cli import options as told
+from spear.cli.console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
+from spear.cli.output_files import apart, parse_image_format, writable, write
+from spear.cli.progress import watched
+from spear.errors import DataError, InvalidOption
+from spear.experiments.common.reproduce import Part
+from spear.federated import Privacy
+from spear.report import Finding, Report
+from spear.sweep import (
+    EXPLANATIONS,
+    LEAKAGE,
+    Grid,
+    Leakage,
+    LeakageLevel,
+    Subject,
+    Sweep,
+    Training,
+    default_lists,
+    exit_code,
+    forget_examples,
+    keep_examples,
+    kept_examples,
+    local_engine,
+    pending_trials,
+    pick_examples,
+    run_trials,
+    setting_name,
+    sweep_report,
+)
+from spear.trials import Engine, Remaining, RowFile, Trial
+
+_WHAT, _COST, _RUN = "What is audited", "What training costs", "The run"
+_WRITE = "What to write"
+_COLOURS = {
+    LeakageLevel.EXACT: "red",
+    LeakageLevel.SINGLE: "red",
+    LeakageLevel.RECOGNISABLE: "yellow",
+    LeakageLevel.NOTHING: "green",
+    LeakageLevel.UNMEASURED: "dim",
+}
+EPILOG = """Examples:
+
+  spear audit
+
+  spear audit --model mynets:Net --data train.npz --samples 8,32,128 --clip 1 --epsilon inf,8,1
+
+  spear audit --samples 8,16,32,64 --width 100,200,400 --cross --repeats 3
+
+Lists: the first value of each is the base, and one thing is varied at a time around it; --cross runs
+all combinations. Noise multiplier and epsilon need --clip.
+
+Exit codes: 0 nothing recovered at any setting, 10 something leaked, 20 a whole batch exact somewhere,
+2 bad input, 130 interrupted (the same command goes on)."""
+
+
+def audit(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="package.module:factory or file.py:factory; a ReLU MLP unless given.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="File (.npz, .safetensors, .pt) with 'inputs' and 'labels'; cifar10, mnist, "
+            "tiny_imagenet or adult under SPEAR_DATA; package.module:function giving (inputs, "
+            "labels). Photos unless given.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="cross-entropy, bce, mse or package.module:function; by the labels unless given.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Of a picture: 3x32x32.", rich_help_panel=_WHAT)
+    ] = None,
+    mean: Annotated[str, typer.Option(help="Subtracted from pixels.", rich_help_panel=_WHAT)] = "0",
+    std: Annotated[str, typer.Option(help="Pixels were divided by.", rich_help_panel=_WHAT)] = "1",
+    trained_steps: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MOST_TRIALS,
+            help="Attack the model after so many training steps.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = 0,
+    samples: told.ManySamples = None,
+    width: Annotated[
+        str | None,
+        typer.Option(help="Given to the factory as width=.", rich_help_panel=told.VARIED),
+    ] = None,
+    epochs: told.ManyEpochs = None,
+    local_batch_size: told.ManyLocalBatchSizes = None,
+    lr: told.ManyLrs = None,
+    clip: told.ManyClips = None,
+    sigma: told.ManySigmas = None,
+    noise_multiplier: told.ManyNoiseMultipliers = None,
+    epsilon: told.ManyEpsilons = None,
+    precision: told.ManyPrecisions = None,
+    pruned: told.ManyPruned = None,
+    clients: told.ManyClients = None,
+    cross: Annotated[
+        bool, typer.Option("--cross", help="All combinations.", rich_help_panel=told.VARIED)
+    ] = False,
+    delta: told.Delta = 1e-5,
+    dataset_size: told.DatasetSize = None,
+    steps: told.Steps = 1,
+    training_rounds: Annotated[
+        int,
+        typer.Option(
+            min=0, max=MOST_TRIALS, help="Of training; 0 leaves it out.", rich_help_panel=_COST
+        ),
+    ] = 150,
+    training_seeds: Annotated[
+        int,
+        typer.Option(min=1, max=MOST_TRIALS, help="Runs of each training.", rich_help_panel=_COST),
+    ] = 3,
+    server_lr: Annotated[
+        float, typer.Option(help="Learning rate of the server.", rich_help_panel=_COST)
+    ] = 0.05,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            min=1, max=MOST_TRIALS, help="Private batches a setting.", rich_help_panel=_RUN
+        ),
+    ] = 5,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first.", rich_help_panel=_RUN)
+    ] = 0,
+    max_seconds: Annotated[float, typer.Option(help="Of one attack.", rich_help_panel=_RUN)] = 60,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MOST_WORKERS, help="Processes; one per core.", rich_help_panel=_RUN
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the rows.", rich_help_panel=_WRITE)] = Path(
+        "spear-audit"
+    ),
+    json: Annotated[
+        Path | None, typer.Option(help="The report as JSON; - is stdout.", rich_help_panel=_WRITE)
+    ] = None,
+    report_file: Annotated[
+        Path | None,
+        typer.Option("--report", help="The HTML; OUT/report.html.", rich_help_panel=_WRITE),
+    ] = None,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Keep no recovered data.", rich_help_panel=_WRITE)
+    ] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="Run failed and timed-out trials once more.", rich_help_panel=_RUN
+        ),
+    ] = False,
+    only_draw: Annotated[
+        bool, typer.Option("--only-draw", help="Run nothing.", rich_help_panel=_WRITE)
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Explain the figures too.")
+    ] = False,
+) -> None:
+    """Attack a model under many settings: where does leakage start and stop, and at what cost?"""
+    began = time.monotonic()
+    lists = {
+        "samples": _list(samples, int),
+        "width": _list(width, int),
+        "epochs": _list(epochs, int),
+        "local_batch_size": _list(local_batch_size, int),
+        "lr": _list(lr, float),
+        "clip": _list(clip, float),
+        "sigma": _list(sigma, float),
+        "noise_multiplier": _list(noise_multiplier, float),
+        "epsilon": _list(epsilon, float),
+        "precision": _list(precision, str),
+        "pruned": _list(pruned, float),
+        "clients": _list(clients, int),
+    }
+    image_format = None if shape is None else parse_image_format(shape, mean, std)
+    subject = Subject(
+        model, data, loss, image_format, trained_steps=trained_steps, server_lr=server_lr
+    )
+    given = {key: values for key, values in lists.items() if values}
+    planned = Sweep(
+        subject,
+        Grid(given or default_lists(len(subject.samples())), cross),
+        repeats,
+        seed,
+        max_seconds,
+        Privacy(delta, dataset_size, steps),
+        Training(training_rounds, training_seeds),
+    )
+    target = report_file or out / "report.html"
+    for path in (json, target, out / "rows"):
+        writable(path, None if data is None else Path(data))
+    apart(json, target)
+    console = PlainConsole(stderr=str(json) == "-")
+    planned.check()
+    if redact and not only_draw and forget_examples(out):
+        console.print("--redact: recovered samples that an earlier run kept here are removed")
+    if not only_draw:
+        silent = quiet or console.stderr  # its progress goes where the JSON goes
+        _run(planned, out, local_engine(workers, subject), console, quiet=silent, again=again)
+    with console.status("attacking a few updates again, to show them"):
+        shown = _examples(planned, out, only_draw=only_draw, redact=redact)
+    made = sweep_report(
+        planned,
+        out,
+        examples=shown,
+        settings={"command": shlex.join(["spear", *sys.argv[1:]])},
+        seconds=None if only_draw else time.monotonic() - began,
+    )
+    found = planned.summary(out)
+    show(console, planned, found, made, quiet=quiet, verbose=verbose)
+    for path in write(made.redacted() if redact else made, json, target):
+        console.print(f"wrote {escape(str(path))}", soft_wrap=True)
+    raise typer.Exit(exit_code(found))
+
+
+def _run(
+    planned: Sweep, out: Path, engine: Engine, console: Console, *, quiet: bool, again: bool
+) -> None:
+    if not quiet:
+        count = len(planned.grid.settings)
+        console.print(
+            f"{count} settings, {planned.repeats} private batches each; base: "
+            f"{escape(planned.grid.base.words())}",
+            soft_wrap=True,
+        )
+    try:
+        for trials in (planned.trials(), planned.trainings()):
+            part = _part(trials, out, again)
+            if not part.open:
+                continue
+            remaining = Remaining(part.open, RowFile(out, part.name).rows().values())
+            with watched(part, remaining, quiet) as watch:
+                for row in run_trials(planned, part.open, out, engine, watch.step, again=again):
+                    remaining.done(row)
+                    watch.row(row)
+    except KeyboardInterrupt:
+        words = f"stopped; what was done is in {out}: the same command goes on from there"
+        console.print(escape(words), soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def _part(trials: Sequence[Trial], out: Path, again: bool) -> Part:
+    experiment = trials[0].experiment if trials else LEAKAGE
+    return Part(experiment, trials, pending_trials(trials, out, again=again))
+
+
+def _examples(planned: Sweep, out: Path, *, only_draw: bool, redact: bool) -> Sequence[Finding]:
+    """Of an earlier run if nothing is to be run; kept beside the rows unless redacted."""
+    if only_draw:
+        if not RowFile(out, LEAKAGE).rows():
+            raise DataError(f"{out} holds no rows of an audit: run it without --only-draw first")
+        return kept_examples(out)
+    shown = pick_examples(planned, planned.summary(out))
+    if not redact:
+        keep_examples(out, shown)
+    return shown
+
+
+def _list(text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...]:
+    """Values separated by commas; none and off are no value.
+
+    >>> _list("8,16", int), _list("none, 1", float), _list(None, int)
+    ((8, 16), (None, 1.0), ())
+    """
+    if text is None:
+        return ()
+    try:
+        parts = [part.strip() for part in text.split(",")]
+        return tuple(None if part in ("none", "off") else kind(part) for part in parts)
+    except ValueError as error:
+        raise InvalidOption(f"expected a list such as 8,16,32, got {text!r}: {error}") from error
+
+
+def show(
+    console: Console,
+    planned: Sweep,
+    found: Sequence[Leakage],
+    made: Report,
+    *,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """The table, where leakage starts and stops, and the verdict."""
+    if not quiet:
+        console.print(_table(planned, found))
+        for remark in made.remarks:
+            if verbose or remark.subject not in EXPLANATIONS:
+                console.print(
+                    f"[b]{escape(remark.subject)}[/b]: {escape(remark.words)}", soft_wrap=True
+                )
+    worst = min(
+        (a.verdict for a in found), key=list(LeakageLevel).index, default=LeakageLevel.UNMEASURED
+    )
+    colour = _COLOURS[worst]
+    console.print(f"[b {colour}]{escape(made.headline)}[/b {colour}]", soft_wrap=True)
+
+
+def _table(planned: Sweep, found: Sequence[Leakage]) -> Table:
+    classes = planned.subject.samples().classes is not None
+    quality = "accuracy" if classes else "loss"
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), show_edge=False)
+    table.add_column("setting", min_width=20, overflow="fold")
+    for title in ("leaks", "95 %", "exact", "best dB", "s", quality, "cost"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for leakage in found:
+        colour = _COLOURS[leakage.verdict]
+        low, high = leakage.leaked.interval()
+        gain = leakage.utility
+        unit = 100 if classes else 1
+        table.add_row(
+            escape(setting_name(leakage, planned.grid.base)),
+            f"[{colour}]{leakage.leaked.count}/{leakage.leaked.trials}[/{colour}]",
+            f"{100 * low:.0f}-{100 * high:.0f}",
+            f"{leakage.exact.count}/{leakage.exact.trials}",
+            _number(leakage.best, 1),
+            _number(leakage.seconds, 1),
+            _number(unit * gain.quality if gain else None, 1 if classes else 3),
+            _with_spread(gain.cost if gain else None, gain.cost_spread if gain else None, unit),
+        )
+    return table
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _with_spread(value: float | None, spread: float | None, unit: float) -> str:
+    if value is None:
+        return "-"
+    shown = ".1f" if unit > 1 else ".2g"
+    return f"{unit * value:{shown}}" + ("" if spread is None else f" ±{unit * spread:{shown}}")

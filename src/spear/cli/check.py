@@ -1,0 +1,209 @@
+"""`spear check`: before any attack, is this model with this protocol exposed?"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from spear.check import CheckFiles, Exposure, Preflight, check_files
+from spear.cli import options as told
+from spear.cli.console import PlainConsole
+from spear.cli.output_files import apart, writable, write
+from spear.errors import InvalidOption
+from spear.federated import Privacy
+from spear.report import Level
+from spear.report import Table as Rows
+from spear.update import Protocol
+
+EXIT = {Exposure.NOT_EXPOSED: 0, Exposure.PARTLY: 10, Exposure.UNKNOWN: 10, Exposure.EXPOSED: 20}
+_COLOURS = {
+    Exposure.EXPOSED: "red",
+    Exposure.PARTLY: "yellow",
+    Exposure.UNKNOWN: "yellow",
+    Exposure.NOT_EXPOSED: "green",
+}
+_GROUPS = {
+    Level.EXPOSED: ("red", "What exposes it"),
+    Level.PROTECTED: ("green", "What stands in the way"),
+    Level.NOTE: ("dim", "Good to know"),
+}
+_WHAT, _WRITE = "What to judge", "What to write"
+_MOST_INPUTS = 10**8  # of one sample
+_WIDE = 1000  # characters of a line that no terminal folds
+
+EPILOG = """Examples:
+
+  spear check --model mypackage.nets:Net -b 20
+
+  spear check --weights w.safetensors -b 20 --noise-multiplier 1.1 --clip 1.0 --dataset-size 5000
+
+  spear check --model net.py:Net -b 32 --lr 0.01 --epochs 5 --local-batch-size 8 --clients 10
+
+  spear check --model net.py:Net --weights w.pt --update g.pt --json check.json --report check.html
+
+Exit codes: 0 not exposed, 10 partly or unknown, 20 exposed, 2 bad input."""
+
+
+def check(
+    model: Annotated[
+        str | None,
+        typer.Option(help="package.module:factory or file.py:factory.", rich_help_panel=_WHAT),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="Weights clients are sent: .safetensors, .npz or .pt. Alone, a plain MLP is assumed.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    update: Annotated[
+        Path | None,
+        typer.Option(
+            help="Gradients one client sent: size, spectrum and noise are read off.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    after: Annotated[
+        Path | None,
+        typer.Option(help="Or the weights it sent back.", rich_help_panel=_WHAT),
+    ] = None,
+    difference: Annotated[
+        Path | None,
+        typer.Option(help="Or these minus those it was sent.", rich_help_panel=_WHAT),
+    ] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="Judge this layer.", rich_help_panel=_WHAT)
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(help="Of one input: 3x32x32, or 784.", rich_help_panel=_WHAT),
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="train or eval; as the factory leaves it unless given.", rich_help_panel=_WHAT
+        ),
+    ] = None,
+    samples: told.Samples = None,
+    lr: told.Lr = None,
+    epochs: told.Epochs = None,
+    local_steps: told.LocalSteps = None,
+    local_batch_size: told.LocalBatchSize = None,
+    momentum: told.Momentum = 0.0,
+    nesterov: told.Nesterov = False,
+    weight_decay: told.WeightDecay = 0.0,
+    proximal: told.Proximal = 0.0,
+    optimizer: told.Optimizer = "sgd",
+    clients: told.Clients = 1,
+    clip: told.Clip = None,
+    clipping: told.Clipping = None,
+    sigma: told.Sigma = None,
+    noise_multiplier: told.NoiseMultiplier = None,
+    epsilon: told.Epsilon = None,
+    precision: told.Precision = "float32",
+    pruned: told.Pruned = 0.0,
+    delta: told.Delta = 1e-5,
+    dataset_size: told.DatasetSize = None,
+    steps: told.Steps = 1,
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            help="As JSON (spear.load reads it); - is the terminal.", rich_help_panel=_WRITE
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="The report: one HTML file.", rich_help_panel=_WRITE)
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
+) -> None:
+    """Say, before any attack, whether a model and a protocol are exposed, and why or why not."""
+    files = CheckFiles(model, weights, update, after, difference, mode)
+    words: dict[str, Any] = {
+        "samples": samples,
+        "lr": told.rates(lr),
+        "epochs": epochs,
+        "local_steps": local_steps,
+        "local_batch_size": local_batch_size,
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "weight_decay": weight_decay,
+        "proximal": proximal,
+        "optimizer": optimizer,
+        "clients": clients,
+        "clip": clip,
+        "clipping": clipping,
+        "sigma": sigma,
+        "noise_multiplier": noise_multiplier,
+        "epsilon": epsilon,
+        "precision": precision,
+        "pruned": pruned,
+    }
+    if files.sends is not None:
+        words["sends"] = files.sends
+    protocol, privacy = Protocol.of(**words), Privacy(delta, dataset_size, steps)
+    input_shape = None if shape is None else _sizes(shape)
+    for path in (json, report):
+        writable(path, weights, update, after, difference)
+    apart(json, report)
+    began = time.monotonic()
+    found = check_files(
+        files, layer=layer, input_shape=input_shape, protocol=protocol, privacy=privacy
+    )
+    seconds = time.monotonic() - began
+    console = PlainConsole(stderr=str(json) == "-")
+    _show(console, found, quiet)
+    command = shlex.join(["spear", *sys.argv[1:]])
+    name = model or (weights.name if weights else "the model")
+    made = found.report(f"Is {name} exposed?", settings={"command": command}, seconds=seconds)
+    for path in write(made, json, report):
+        console.print(f"wrote {escape(str(path))}", soft_wrap=True)
+    raise typer.Exit(EXIT[found.verdict])
+
+
+def _sizes(shape: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in shape.lower().split("x"))
+    except ValueError as error:
+        raise InvalidOption(f"expected --shape like 3x32x32 or 784, got {shape!r}") from error
+    if min(sizes) < 1 or math.prod(sizes) > _MOST_INPUTS:
+        raise InvalidOption(f"expected --shape like 3x32x32 or 784, got {shape!r}")
+    return sizes
+
+
+def _show(console: Console, found: Preflight, quiet: bool) -> None:
+    verdict, _, rest = found.headline.partition(":")
+    colour = _COLOURS[found.verdict]
+    console.print(f"[b {colour}]{escape(verdict)}[/b {colour}]:{escape(rest)}", soft_wrap=True)
+    if quiet:
+        return
+    for level, (tint, title) in _GROUPS.items():
+        own = [remark for remark in found.remarks if remark.level is level]
+        if own:
+            console.print(f"\n[b]{title}[/b]")
+        for remark in own:
+            words = f"  [{tint}]{escape(remark.subject)}[/{tint}]: {escape(remark.words)}"
+            console.print(words, soft_wrap=True)
+    # Lines are folded for terminals only.
+    wide = console if console.is_terminal else PlainConsole(file=console.file, width=_WIDE)
+    for table in (found.predictions.table(), found.layers):
+        if table.rows:
+            wide.print()
+            wide.print(_drawn(table))
+
+
+def _drawn(rows: Rows) -> Table:
+    table = Table(*rows.columns, title=rows.title, title_justify="left")
+    for column in table.columns:
+        column.overflow = "fold"  # rather than cut off
+    for row in rows.rows:
+        table.add_row(*(escape("" if cell is None else str(cell)) for cell in row))
+    return table

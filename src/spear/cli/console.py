@@ -1,0 +1,84 @@
+"""The terminal: what files and people named is shown as it is, and never obeyed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from spear.errors import InvalidOption
+
+# Control characters but for tab and newline, and those that turn the direction of writing.
+_CONTROL_CHARACTERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
+LARGEST_SEED = 2**62  # seeds are counted up from there, and torch takes 64 bits
+MOST_WORKERS, MOST_TRIALS = 1024, 10**6  # beyond these it is a slip
+_LONGEST = 2000  # characters of a complaint
+
+
+def as_option(argument: str) -> str:
+    """An argument of the library as it is called on the command line.
+
+    >>> as_option("max_seconds")
+    '--max-seconds'
+    """
+    return f"--{argument.replace('_', '-')}"
+
+
+def shown(text: str) -> str:
+    """Text without what a terminal would obey: escapes in names of files and tensors.
+
+    >>> shown("a\x1b[31mb")
+    'a\\\\x1b[31mb'
+    """
+    return _CONTROL_CHARACTERS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class PlainConsole(Console):
+    """A console that shows control characters instead of obeying them; `:name:` is no picture."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """All text passes through here, that of tables too."""
+        return super().render_str(shown(text), **options)
+
+
+def complain(error: BaseException) -> None:
+    """What went wrong, in one line of the standard error."""
+    words = " ".join(_words(error).split())
+    more = " ..." if len(words) > _LONGEST else ""
+    console = PlainConsole(stderr=True)
+    console.print("[red]spear:[/red]", escape(words[:_LONGEST] + more), soft_wrap=True)
+
+
+def give_up_stdout() -> None:
+    """Leave what a full disk or a closed pipe did not take: Python would try again when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _words(error: BaseException) -> str:
+    name = getattr(error, "filename", None)
+    where = f"{name}: " if name is not None else ""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"{where}there is no room to write it: free some, or name another place"
+    if isinstance(error, PermissionError):
+        return f"{where}it may not be read or written: change its permissions, or name another"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{where}{error.strerror}: name another file or folder"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it: make it smaller, or use a larger machine"
+    return error.worded(as_option) if isinstance(error, InvalidOption) else str(error)

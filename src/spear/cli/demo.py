@@ -1,0 +1,82 @@
+"""`spear demo`: real photos out of one gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from spear.cli.console import LARGEST_SEED, PlainConsole
+from spear.cli.progress import progress
+from spear.files import make_private, write_private
+from spear.inversion import Outcome
+from spear.trials import DemoRun, DemoSettings, run_demo
+
+console = PlainConsole()
+
+
+def demo(
+    samples: Annotated[int, typer.Option("--samples", "-b", help="Photos in the batch.")] = 20,
+    width: Annotated[int, typer.Option("--width", "-m", help="Width of the layers.")] = 400,
+    depth: Annotated[int, typer.Option(help="Linear layers of the network.")] = 6,
+    pixels: Annotated[int, typer.Option(help="Photos are pixels x pixels.")] = 64,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Of weights, photos and search.")
+    ] = 0,
+    finder: Annotated[str, typer.Option(help="How directions are found.")] = "cascade",
+    max_seconds: Annotated[float | None, typer.Option(help="Stop after this long.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the picture and the page.")] = Path(
+        "spear-demo"
+    ),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
+) -> None:
+    """Recover real photos from one gradient, and show them beside the originals."""
+    settings = DemoSettings(samples, width, depth, pixels, seed, finder, max_seconds)
+    make_private(out)  # a folder that cannot be written to ends it here
+    if not quiet:
+        console.print(
+            f"A client computes one gradient on [b]{samples}[/b] private photos "
+            f"({pixels} x {pixels}, {depth}-layer ReLU network of width {width}).\n"
+            "The server sees the model and the gradient, nothing else."
+        )
+    with progress(console, quiet) as show:
+        run = run_demo(settings, show)
+    if len(run.recovered):
+        write_private(out / "recovered.png", run.picture())
+        run.report().save_page(out / "report.html")
+    _show_demo(run, out, quiet)
+    if run.result.stats.get("interrupted"):
+        raise typer.Exit(130)
+    if run.result.outcome is not Outcome.EXACT:
+        raise typer.Exit(1)
+
+
+def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
+    if not quiet and len(run.recovered):
+        table = Table("photo", "PSNR (dB)", "certified", "label", "label found")
+        for row in run.samples():
+            found = row["found_label"]
+            table.add_row(
+                str(row["name"]),
+                f"{row['psnr']:.1f}",
+                "[green]yes[/green]" if row["certified"] else "[red]no[/red]",
+                str(row["label"]),
+                "none" if found is None else str(found),
+            )
+        console.print(table)
+    colour = "green" if run.result.outcome is Outcome.EXACT else "red"
+    stats = run.result.stats
+    work = f"{int(stats.get('rounds', 0))} rounds"
+    if stats.get("submatrices"):
+        work = f"{int(stats['submatrices']):,} submatrices"
+    console.print(
+        f"[b {colour}]{run.result.outcome.name}[/b {colour}]: {escape(run.result.reason)} "
+        f"({run.seconds:.1f} s, {work})",
+        soft_wrap=True,
+    )
+    if len(run.recovered):
+        files = f"picture: {out / 'recovered.png'}\npage:    {out / 'report.html'}"
+        console.print(escape(files), soft_wrap=True)

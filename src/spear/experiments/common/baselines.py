@@ -1,0 +1,67 @@
+"""Rival attacks on the same batches, given what their authors give them: labels, shape and range."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from spear.baselines import Attack, CocktailPartyAttack, GeipingAttack, pixel_bounds
+from spear.experiments.common.batches import Attacked, Batch, quality
+from spear.experiments.common.experiment import Case
+from spear.metrics import score_images
+from spear.search import Progress
+from spear.trials import Measured
+
+_START = 10**6  # beside a batch's seed, for a start that does not share the bits of the weights
+
+# By the names that settings use.
+RIVALS: dict[str, type[GeipingAttack] | type[CocktailPartyAttack]] = {
+    "geiping": GeipingAttack,
+    "cocktail": CocktailPartyAttack,
+}
+
+
+def rival(case: Case, name: str) -> Attack:
+    """With the settings `iterations` and `total_variation`."""
+    return RIVALS[name](iterations=case["iterations"], total_variation=case["total_variation"])
+
+
+def known(batch: Batch) -> dict[str, Any]:
+    """What a rival is told of the images."""
+    bounds = pixel_bounds(batch.images.mean, batch.images.std)
+    return {"model": batch.model, "shape": batch.images.shape, "bounds": bounds}
+
+
+def started(case: Case) -> dict[str, Any]:
+    """The randomness of a rival's start, and how it says how far it is."""
+    generator = torch.Generator().manual_seed(case.seed + _START)
+    return {"generator": generator, "on_progress": lambda step: case.report(*_words(step))}
+
+
+def _words(step: Progress) -> tuple[str, float | None]:
+    if not step.expected or not step.done:
+        return step.stage, None
+    return f"{step.stage}: {step.done:,} of {step.expected:,}", step.done / step.expected
+
+
+def guess(case: Case, batch: Batch, name: str) -> Attacked:
+    """Run a rival on a FedSGD update; it ends after its iterations, however long they take."""
+    view = batch.view()
+    began = time.monotonic()
+    result = rival(case, name).invert(view, labels=batch.labels, **known(batch), **started(case))
+    return Attacked(result, time.monotonic() - began)
+
+
+def guessed(case: Case, batch: Batch, name: str) -> Measured:
+    """A rival's trial. It proves nothing, so its row holds no verdicts."""
+    found = guess(case, batch, name)
+    return Measured(found.result.outcome.name, rated(batch, found), found.seconds, found.stages)
+
+
+def rated(batch: Batch, found: Attacked) -> dict[str, Any]:
+    """A guess against the truth, as a row's metrics."""
+    score = score_images(batch.pixels(found.result.inputs), batch.pixels(batch.inputs))
+    loss = found.result.stats.get("loss")
+    return {"exact": score.exact, **quality(score), **found.counts, "loss": loss}

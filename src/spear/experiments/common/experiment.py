@@ -1,0 +1,85 @@
+"""What a table or figure of the paper is to the runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spear.errors import InvalidOption
+from spear.experiments.common.drawing import Drawing
+from spear.trials import Measured, Row, Trial
+
+Settings = Mapping[str, Any]
+Rows = Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of an experiment to run."""
+
+    batches: int  # per cell of the grid
+    seed: int  # of the first batch
+    rows: Mapping[str, Rows]  # of the experiments it builds on, by their name
+
+    def each(
+        self, cells: Iterable[Settings], experiment: str, *, at_most: int | None = None
+    ) -> Iterator[Trial]:
+        """Every cell with every seed. All cells grow together, so a run that is cut short shows all.
+
+        `at_most` bounds the batches of cells that take long.
+        """
+        cells = list(cells)
+        batches = self.batches if at_most is None else min(self.batches, at_most)
+        for seed in range(self.seed, self.seed + batches):
+            for settings in cells:
+                yield Trial(experiment, settings, seed)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trial as an experiment gets it: with the data, and a way to say how far it is."""
+
+    settings: Settings
+    seed: int
+    data: Path
+    report: Callable[[str, float | None], None]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.settings[name]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or a figure.
+
+    Args:
+        place: where it is in the paper, such as "Table 3".
+        title: one line that says what it shows.
+        batches: per cell, in the paper; what `--batches` replaces.
+        draw: a drawing from rows: its own, and those of `after`, by the experiment's name.
+        cells: settings of a trial each; every one is measured with `batches` seeds.
+        plan: trials that depend on other rows, instead of `cells`.
+        measure: one trial.
+        needs: data as `spear data` names it, without which nothing can run. The dataset of a trial,
+            its setting `data`, needs no mention.
+        after: experiments whose rows it draws or plans with; they are run first.
+    """
+
+    place: str
+    title: str
+    batches: int
+    draw: Callable[[Mapping[str, Rows]], Drawing]
+    cells: Sequence[Settings] = ()
+    plan: Callable[[Plan], Iterable[Trial]] | None = None
+    measure: Callable[[Case], Measured] | None = None
+    needs: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.cells or self.plan) and self.measure is None:
+            raise InvalidOption("expected a measure beside a grid")
+
+    def trials(self, name: str, plan: Plan) -> list[Trial]:
+        return list(self.plan(plan) if self.plan else plan.each(self.cells, name))

@@ -1,0 +1,97 @@
+"""Drawings on disk: an experiment's files, and one page of all. Nothing is computed again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from spear.errors import DataError
+from spear.experiments.common import catalogue
+from spear.experiments.common.drawing import Drawing
+from spear.experiments.common.experiment import Experiment
+from spear.experiments.common.reproduce import rows_for
+from spear.files import make_private, write_private
+from spear.report import plots
+from spear.trials import Row, RowFile
+
+_INTRO = """# Results
+
+The paper's tables and figures, its numbers beside ours. Drawn by `spear reproduce all --only-draw` from
+rows that were run before: one line of JSON a batch, with its seed, settings, verdict, metrics, seconds,
+versions and commit. Failed and timed-out batches are rows and count. Accuracy is the share of batches
+in which every sample is right to 60 dB or better, with its 95 % Clopper-Pearson interval; ± is the 95 %
+interval of a mean over batches. PSNR, SSIM, MSE, MAE and LPIPS of a batch are means over the samples
+that came back. The paper's times are minutes on a GPU; ours are the attack's alone, with one thread of
+a CPU."""
+
+
+def write(name: str, results: Path, out: Path) -> str:
+    """An experiment's tables as Markdown and LaTeX, its plots and pictures, into a folder."""
+    drawing, text = _drawn(name, results, out)
+    write_private(out / f"{name}.md", f"{text}\n".encode())
+    if drawing.tables:
+        latex = "\n".join(table.latex() for table in drawing.tables)
+        write_private(out / f"{name}.tex", latex.encode())
+    return text
+
+
+def page(names: Sequence[str], results: Path, path: Path) -> None:
+    """One Markdown page of many experiments, with its images in a folder `images` beside it."""
+    folder = Path("images") / path.stem
+    texts = [_drawn(name, results, path.parent / folder)[1] for name in names]
+    linked = [text.replace("](", f"]({folder.as_posix()}/") for text in texts]
+    write_private(path, ("\n\n".join([_INTRO, *linked]) + "\n").encode())
+
+
+def _drawn(name: str, results: Path, out: Path) -> tuple[Drawing, str]:
+    """Plots and pictures into the folder; and the drawing, and all of it as Markdown."""
+    experiment, rows = catalogue.load(name), rows_for(name, results)
+    drawing = experiment.draw(rows)
+    make_private(out)
+    shown = [*_plots(name, drawing, out), *_pictures(name, drawing, results, out)]
+    parts = [
+        f"## {experiment.place}: {experiment.title}",
+        *(table.markdown() for table in drawing.tables),
+        *(f"![{experiment.place}]({file})\n\n*{caption}*" for file, caption in shown),
+        *drawing.notes,
+        _origin(name, experiment, [row for part in rows.values() for row in part]),
+    ]
+    return drawing, "\n\n".join(parts)
+
+
+def _plots(name: str, drawing: Drawing, out: Path) -> list[tuple[str, str]]:
+    shown = []
+    for plot in drawing.plots:
+        with plots.style():
+            files = plots.save(plot.figure(), out / f"{name}-{plot.name}")
+        shown.append((files[0].name, plot.caption))
+    return shown
+
+
+def _pictures(name: str, drawing: Drawing, results: Path, out: Path) -> list[tuple[str, str]]:
+    shown = []
+    for picture in drawing.pictures:
+        path = out / f"{name}-{picture.name}.png"
+        stored = RowFile(results, name).picture(picture.file)
+        if not stored.is_file():
+            raise DataError(f"{stored} is missing: expected the picture of a row of {name}")
+        write_private(path, stored.read_bytes())
+        shown.append((path.name, picture.caption))
+    return shown
+
+
+def _origin(name: str, experiment: Experiment, rows: Sequence[Row]) -> str:
+    """Which rows this is drawn from, and the command that makes such rows."""
+    if not rows and not (experiment.cells or experiment.plan):
+        return f"`spear reproduce {name}`"
+    bad = [row for row in rows if row.cut_short]
+    commits = sorted({row.commit or "no checkout" for row in rows})
+    told = f"{len(rows):,} rows" + (f", {len(bad)} of them failed or timed out" if bad else "")
+    seeds = f", seeds {min(r.seed for r in rows)}–{max(r.seed for r in rows)}" if rows else ""
+    of = f", commits {', '.join(commits)}" if commits else ""
+    lines = [f"`spear reproduce {name}`: {told}{seeds}{of}."]
+    errors = Counter(row.error or "its max_seconds were over" for row in bad)
+    if errors:
+        lines += ["", *(f"- {count} ×: {error}" for error, count in errors.most_common(3))]
+    return "\n".join(lines)

@@ -1,0 +1,13 @@
+"""The low-rank factors of an update: rank, noise level and bases, streamed where the layer is large."""
+
+from spear.factors.factorisation import Factors, Side, factorise
+from spear.factors.penalty import without_penalty
+from spear.factors.spectrum import batch_size_from
+
+__all__ = [
+    "Factors",
+    "Side",
+    "batch_size_from",
+    "factorise",
+    "without_penalty",
+]

@@ -1,0 +1,423 @@
+"""The low-rank factorisation dL/dW = L R, the batch size and the noise level read off it.
+
+The paper takes L = U S^(1/2), R = S^(1/2) V. Here L = U S and R = V^T: the factors differ by an
+invertible matrix, so every statement of the paper holds, and whatever noise the update carries
+(rounding or differential privacy) is the same in every entry of L. A direction q of unit length
+then has one error level for all entries of L q, from which every tolerance of SPEAR derives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from spear.factors.spectrum import batch_size_from, rank_without_gap
+from spear.factors.streaming import (
+    Sketch,
+    column_blocks,
+    double,
+    left_factor,
+    live,
+    sketch,
+)
+from spear.tolerances import (
+    MARGIN,
+    MIN_SPAN_OVERLAP,
+    NOISY,
+    SPARE_BIAS_ROWS,
+    WEAK_SAMPLE_FACTOR,
+    ZERO_DEVIATIONS,
+)
+from spear.update import LayerUpdate, Protocol, Relu
+
+_ROW_DEVIATIONS = 4.0  # standard deviations of the length of a noisy row above its mean
+_LARGEST_ROW_NOISE = (
+    0.3  # of a usual row's length: below it, one that is noise alone is told from one that is not
+)
+# From this size on a sketch is tried first: a quarter of the time at 1000 rows, 3 % at 4096.
+_SKETCHED_FROM = 800
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One sparse side of the update: a basis whose span holds the sparse vectors looked for.
+
+    For the outputs' side these are the columns of dL/dZ = L Q, for the inputs' side the rows of X.
+    """
+
+    name: str  # "outputs" or "inputs"
+    basis: Tensor  # (rows, b), equal noise in every entry
+    white: Tensor  # (rows, b), the same span with orthonormal columns
+    scales: Tensor  # (b,), basis = white * scales
+    size: int  # number of rows, those without any signal included
+    zero: float  # |entry of basis @ unit vector| below this is zero
+    noisy: bool  # is the noise above rounding?
+
+    @property
+    def empty_rows(self) -> int:
+        """Rows in which no sample shows: zeros of every direction."""
+        return self.size - self.basis.shape[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """dL/dW = L R with L = U S (m, b) and R = V^T (b, n), never formed unless asked for."""
+
+    view: LayerUpdate
+    spectrum: Tensor  # all singular values of the live part; of a sketch see `Sketch.values`
+    batch_size: int | None  # None where the spectrum shows no gap
+    left: Tensor  # U (m, b), rows of dead neurons are zero
+    noise: float  # standard deviation of the noise in one entry of dL/dW
+    zero: float  # |entry of L q|, q of unit length, below this counts as zero
+    live_rows: Tensor  # (m,) bool: some sample is active in the neuron
+    live_columns: Tensor  # (n,) bool: some sample is nonzero in the input
+    row_noise: Tensor | None = None  # (m,) the same row by row: rounding is loud where entries are
+    has_unresolved_samples: bool = (
+        False  # are there further samples, too faint to be told from noise?
+    )
+
+    @property
+    def b(self) -> int:
+        assert self.batch_size is not None
+        return self.batch_size
+
+    @property
+    def m(self) -> int:
+        """Outputs of the layer."""
+        return self.view.outputs
+
+    @property
+    def n(self) -> int:
+        """Inputs of the layer."""
+        return self.view.inputs
+
+    @property
+    def relu(self) -> Relu:
+        return self.view.relu
+
+    @property
+    def protocol(self) -> Protocol:
+        return self.view.protocol
+
+    @property
+    def trained(self) -> bool:
+        return self.view.trained
+
+    @property
+    def eps(self) -> float:
+        """Of the dtype in which the update was sent."""
+        return torch.finfo(self.view.precision).eps
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """(m,), in float64."""
+        return double(self.view.bias)
+
+    @cached_property
+    def bias_grad(self) -> Tensor:
+        """dL/db (m,), in float64."""
+        return double(self.view.bias_grad)
+
+    @property
+    def singular_values(self) -> Tensor:
+        return self.spectrum[: self.b]  # (b,)
+
+    @property
+    def relative_noise(self) -> float:
+        """Noise of an entry of the gradient, in units of its root mean square entry."""
+        entries = int(self.live_rows.sum()) * int(self.live_columns.sum())
+        return self.noise * math.sqrt(entries) / float(self.spectrum.norm())
+
+    @property
+    def noisy(self) -> bool:
+        return self.relative_noise > NOISY
+
+    @property
+    def low_rank(self) -> bool:
+        """Is it, but for rounding, of a rank below half of what it could be?"""
+        if self.batch_size is None:
+            return False
+        most = min(int(self.live_rows.sum()), int(self.live_columns.sum()))
+        return 2 * self.batch_size <= most and not (self.batch_size and self.noisy)
+
+    @property
+    def has_weak_sample(self) -> bool:
+        """Is the faintest sample near the noise, though the others are not?"""
+        edge = self.noise * (math.sqrt(self.m) + math.sqrt(self.n))
+        return float(self.singular_values[-1]) < WEAK_SAMPLE_FACTOR * edge
+
+    @property
+    def negated(self) -> Factors:
+        """Of the update with the other sign. Inputs are the same."""
+        view = self.view
+        turned = dataclasses.replace(
+            view,
+            weight_grad=-view.weight_grad,
+            bias_grad=-view.bias_grad,
+            others={name: -gradient for name, gradient in view.others.items()},
+        )
+        return dataclasses.replace(self, view=turned, left=-self.left)
+
+    def restricted_to(self, white: Tensor) -> Factors:
+        """The part of the update that lies along some directions (k, b), white; the rest is noise."""
+        B = torch.linalg.qr(white.T).Q  # (b, k)
+        A, s, _ = torch.linalg.svd(B.T * self.singular_values)
+        outside = torch.diag(self.singular_values) - B @ (B.T * self.singular_values)  # (b, b)
+        loudest = max(float(torch.linalg.matrix_norm(outside, 2)), self.noise * self.n**0.5)
+        return self._part(self.left @ B @ A, torch.cat([s, s.new_tensor([loudest])]))
+
+    def _part(self, left: Tensor, spectrum: Tensor) -> Factors:
+        """Leading singular vectors (m, k) and values (k + 1,): what is left out counts as noise."""
+        # It is no white noise but a few directions, so it may fall on few entries.
+        loudest = float(spectrum[-1])
+        return dataclasses.replace(
+            self,
+            batch_size=left.shape[1],
+            left=left,
+            spectrum=spectrum,
+            noise=loudest / math.sqrt(self.n),
+            row_noise=None,
+            zero=ZERO_DEVIATIONS * loudest / math.sqrt(self.m),
+            has_unresolved_samples=True,
+        )
+
+    @cached_property
+    def L(self) -> Tensor:
+        return self.left * self.singular_values  # (m, b)
+
+    @cached_property
+    def bias_coordinates(self) -> Tensor:
+        """L^-L dL/db = Q 1: what fixes the scale of every direction (the paper's scaling theorem).
+
+        An input that is zero everywhere adds nothing to dL/dW, but its d_0 to dL/db, which then is no
+        combination of L's columns. Its preactivation is the bias itself, so d_0 is zero wherever the
+        bias is negative: if those rows alone fit, they are taken.
+        """
+        return self._bias_fit[0] / self.singular_values  # (b,)
+
+    @property
+    def bias_rows(self) -> Tensor:
+        """(m,) bool: the rows that the bias gradient was read from; all, unless inputs are zero or rows
+        of dL/dW are masked."""
+        return self._bias_fit[1]
+
+    @property
+    def bias_outside(self) -> Tensor:
+        """(m,): what of dL/db is no combination of L's columns; zero in rows that were not used."""
+        coordinates, rows = self._bias_fit
+        outside = self.bias_grad - self.left @ coordinates
+        return outside if bool(rows.all()) else outside * rows
+
+    @property
+    def zero_input(self) -> bool:
+        """Does the bias gradient show one or more inputs that are zero everywhere?"""
+        return not bool(self.bias_rows[self.live_rows].all())
+
+    @cached_property
+    def _bias_fit(self) -> tuple[Tensor, Tensor]:
+        """Coordinates (b,) of dL/db in `left`, and the rows (m,) that they were read from."""
+        g = self.bias_grad
+        coordinates = self.left.T @ g
+        everywhere = torch.ones(len(g), dtype=torch.bool, device=g.device)
+        outside = g - self.left @ coordinates
+        if self._is_bias_noise(outside) or self.relu == "before":
+            return coordinates, everywhere
+        if self._is_bias_noise(outside[self.live_rows]):  # rows whose weights were masked
+            return coordinates, self.live_rows
+        bias = self.bias
+        after = bias - self.protocol.rate * g if self.trained else bias
+        off = (bias < 0) & (after < 0) & self.live_rows  # (m,)
+        if int(off.sum()) < self.left.shape[1] + SPARE_BIAS_ROWS:
+            return coordinates, everywhere
+        part = self.left[off]
+        U, s, Vt = torch.linalg.svd(part, full_matrices=False)
+        if float(s[-1]) < MIN_SPAN_OVERLAP:
+            return coordinates, everywhere
+        solved = Vt.T @ ((U.T @ g[off]) / s)
+        rest = g[off] - part @ solved
+        return (solved, off) if self._is_bias_noise(rest) else (coordinates, everywhere)
+
+    def _is_bias_noise(self, rest: Tensor) -> bool:
+        """Is this part of dL/db (rows,) no more than the noise of its entries?"""
+        eps = torch.finfo(self.view.bias_grad.dtype).eps
+        rounding = MARGIN * eps * float(self.bias_grad.norm())
+        return float(rest.norm()) <= rounding + self.zero * math.sqrt(len(rest))
+
+    @cached_property
+    def preactivation(self) -> Tensor:
+        """W R^T (m, b): a sample x = R^T c has the preactivation W R^T c + bias."""
+        weight = self.view.weight
+        total = torch.zeros_like(self.left)
+        for columns, gradient in column_blocks(self.view.weight_grad):
+            total += double(weight[:, columns]) @ (gradient.T @ self.left)  # (m, b)
+        return total / self.singular_values
+
+    @cached_property
+    def before_and_after(self) -> tuple[Tensor, Tensor]:
+        """W R^T (ends, m, b) and bias (ends, m, 1), before and after the client's local training.
+
+        After FedSGD there is one end. W after = W - lr dL/dW, so W R^T falls by lr L.
+        """
+        H, bias = self.preactivation[None], self.bias[None, :, None]
+        if not self.trained:
+            return H, bias
+        lr = self.protocol.rate
+        moved = lr * self.bias_grad[None, :, None]
+        return torch.cat([H, H - lr * self.L]), torch.cat([bias, bias - moved])
+
+    @cached_property
+    def weight_lengths(self) -> Tensor:
+        """|W_k| (m, 1)."""
+        weight = self.view.weight.detach()
+        lengths: Tensor = torch.linalg.vector_norm(weight, dim=1).to(self.left)
+        return lengths[:, None]
+
+    def preactivation_error(self, C: Tensor) -> Tensor:
+        """Times |W_k|, how far off the preactivation of x = C R (..., b) may be.
+
+        By the client's own rounding, and by what the update's noise leaves in the input.
+        """
+        eps = torch.finfo(self.view.weight.dtype).eps
+        noise = ZERO_DEVIATIONS * self.noise * (C / self.singular_values).norm(dim=-1)
+        preactivation_error: Tensor = eps * C.norm(dim=-1) + noise
+        return preactivation_error
+
+    @cached_property
+    def outputs(self) -> Side:
+        live = self.live_rows
+        return self._side("outputs", self.left[live], self.m)
+
+    @cached_property
+    def inputs(self) -> Side:
+        """The side of X: V (n, b) is formed here, since the inputs of a hidden layer are few."""
+        right = self.combine(torch.diag(1 / self.singular_values)).T  # (n, b)
+        return self._side("inputs", right[self.live_columns], self.n)
+
+    def _side(self, name: str, white: Tensor, size: int) -> Side:
+        s = self.singular_values
+        return Side(name, white * s, white, s, size, self.zero, self.noisy)
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """coefficients @ U^T dL/dW (k, n), streamed: with C S^-1 these are the inputs C R."""
+        weights = coefficients @ self.left.T  # (k, m)
+        out = weights.new_empty(len(weights), self.n)
+        for columns, gradient in column_blocks(self.view.weight_grad):
+            out[:, columns] = weights @ gradient
+        return out
+
+    def reconstruct(self, C: Tensor) -> Tensor:
+        """X = C R (k, n), in the dtype of the update (float32 at least), the client's own."""
+        weights = (C / self.singular_values) @ self.left.T  # (k, m)
+        dtype = torch.promote_types(self.view.weight_grad.dtype, torch.float32)
+        out = torch.empty(len(C), self.n, dtype=dtype, device=weights.device)
+        for columns, gradient in column_blocks(self.view.weight_grad):
+            out[:, columns] = (weights @ gradient).to(dtype)
+        return out.to(self.view.weight_grad.device)
+
+
+def factorise(view: LayerUpdate) -> Factors:
+    """Factorise an update: batch size from the spectrum's gap, noise from what lies beyond it."""
+    G = view.weight_grad
+    live_rows, live_columns = live(G)
+    m, n = int(live_rows.sum()), int(live_columns.sum())
+    eps = torch.finfo(G.dtype).eps
+    seen = sketch(G, m, eps) if min(m, n) >= _SKETCHED_FROM else None
+    if seen is not None and _sketch_is_conclusive(seen, m, n, eps):
+        b: int | None = seen.rank
+        rank = seen.rank
+        s, U, outside = seen.values, seen.left[live_rows], seen.outside
+    else:
+        U, s = left_factor(G, live_rows)
+        b = batch_size_from(s, m, n, eps)
+        if view.relu == "before" and b is not None and b >= view.outputs - 1:
+            b = None  # an output layer's gradients sum to zero over classes: a larger batch looks so
+        if b is None and _fills_the_inputs(view, U, live_rows, n):
+            b = n
+        rank = b if b is not None else rank_without_gap(s, eps)
+        outside = (U[:, rank:] * s[rank:]).norm(dim=1)
+    left = U.new_zeros(view.outputs, rank)
+    left[live_rows] = U[:, :rank]
+    noise, loudest = _noise(s, outside, rank, m, n)
+    if rank and rank >= min(m, n):  # nothing is left over to show it: the client's rounding
+        noise = loudest = max(noise, eps / 4 * float(s.norm()) / math.sqrt(m * n))
+    live_rows = _rows_with_signal(left, s[:rank], noise, live_rows)
+    left[~live_rows] = 0
+    row_noise = _row_noise(view, outside, rank, n, noise)
+    level = ZERO_DEVIATIONS * loudest
+    factors = Factors(view, s, b, left, noise, level, live_rows, live_columns, row_noise)
+    return factors if b is not None or not rank else factors._part(left, s[: rank + 1])
+
+
+def _row_noise(
+    view: LayerUpdate, outside: Tensor, rank: int, n: int, noise: float
+) -> Tensor | None:
+    """Standard deviation of the noise in the entries of each row (m,), or None where it does not
+    show.
+    """
+    if rank >= n or len(outside) != view.outputs or not bool(outside.any()):
+        return None
+    per_row = outside / math.sqrt(n - rank)
+    return per_row.clamp_min(noise / len(outside))
+
+
+def _fills_the_inputs(view: LayerUpdate, U: Tensor, live_rows: Tensor, n: int) -> bool:
+    """Has the batch as many samples as there are inputs, though the spectrum has no room for a gap?
+
+    With b = n the columns of dL/dZ span those of dL/dW, and dL/db, their sum, lies in it: a test of
+    m - n numbers. With more samples it does not.
+    """
+    if U.shape[0] < n + SPARE_BIAS_ROWS or view.relu != "after":
+        return False
+    g = double(view.bias_grad)
+    inside = g[live_rows]
+    rest = torch.cat([inside - U[:, :n] @ (U[:, :n].T @ inside), g[~live_rows]])
+    eps = torch.finfo(view.precision).eps
+    return bool(g.any()) and float(rest.norm()) <= MARGIN * eps * float(g.norm())
+
+
+def _rows_with_signal(left: Tensor, values: Tensor, noise: float, live_rows: Tensor) -> Tensor:
+    """The rows (m,) in which more shows than noise: a neuron that no sample switched on is noise alone.
+
+    It is a zero of every direction. Pixels in [0, 1] leave a fifth of the neurons so; unless they are
+    set aside, any mix of samples has zeros to spare.
+    """
+    lengths = (left * values).norm(dim=1)
+    noisy = noise * (math.sqrt(len(values)) + _ROW_DEVIATIONS)
+    if not bool(live_rows.any()) or noisy > _LARGEST_ROW_NOISE * float(lengths[live_rows].median()):
+        return live_rows  # under loud noise a row of few samples looks so too
+    with_signal: Tensor = live_rows & (lengths > noisy)
+    return with_signal
+
+
+def _sketch_is_conclusive(seen: Sketch, m: int, n: int, eps: float) -> bool:
+    """Would the whole spectrum give the batch size of the sketch?
+
+    Samples fainter than the gap could hide behind it, if there are more of them than the sketch has
+    columns to spare (as many as samples at least). What is left must be rounding, which cannot hide so
+    many, or keep to the edge of Gaussian noise, which takes a third of the spectrum.
+    """
+    b = seen.rank
+    rest = float(seen.outside.norm())
+    rounding = rest <= 2 * eps * float(seen.values.norm())
+    edge = rest / math.sqrt((m - b) * (n - b)) * (math.sqrt(m - b) + math.sqrt(n - b))
+    quiet = rounding or float(seen.values[b]) <= 1.1 * edge
+    return quiet and batch_size_from(seen.values, m, n, eps) == b
+
+
+def _noise(s: Tensor, outside: Tensor, b: int, m: int, n: int) -> tuple[float, float]:
+    """Standard deviation of the noise per entry: over all rows, and in the loudest row.
+
+    `outside` (m,) is the length of each row outside the span of the first b left vectors.
+    """
+    # Backward error of the QR, at most eps of the gradient's norm, as it may fall on one row.
+    floor = float(s.norm()) * torch.finfo(s.dtype).eps / math.sqrt(max(m, 1))
+    if b >= min(m, n):
+        return floor, floor
+    overall = float(outside.norm()) / math.sqrt((m - b) * (n - b))
+    loudest = float(outside.max()) / math.sqrt(n - b)
+    return max(overall, floor), max(loudest, overall, floor)

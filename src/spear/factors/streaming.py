@@ -1,0 +1,181 @@
+"""Singular values and left vectors of a gradient, block by block of its columns.
+
+`left_factor` takes all of them. `sketch` takes the leading ones of a gradient whose rank is far below
+its size, by a randomised range finder (Halko, Martinsson, Tropp 2011) with one power step: a few passes
+over the gradient. Everything is accumulated in float64, and nothing of the gradient's size is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_BLOCK = 1 << 21  # entries of a column block: 16 MB in float64
+
+_INITIAL_COLUMNS = 64  # columns a sketch begins with; they are doubled until twice the rank
+# A sketch as wide as a third of the layer costs half of what the whole factorisation does.
+_SKETCH_FRACTION = 3
+# The fall that ends the samples: in a first look, where random columns mix loud and faint ones and take
+# up to two thirds off a gap, and in the sketch, which shows noise too low by up to a half. The whole
+# spectrum is asked for a fall by 100: a sketch that shows 300 leaves no doubt.
+_FIRST_PASS_DROP, _SKETCH_DROP = 30.0, 300.0
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """The leading part of a gradient (m, n), and how much the rest of it weighs."""
+
+    left: Tensor  # (m, rank)
+    values: (
+        Tensor  # (min(m, n),) the leading ones; the rest's energy is spread evenly over the others
+    )
+    outside: Tensor  # (m,) length of each row outside the span of `left`
+
+    @property
+    def rank(self) -> int:
+        return self.left.shape[1]
+
+
+def sketch(G: Tensor, rows: int, eps: float) -> Sketch | None:
+    """The part of G before its last gap, or None where no gap shows in a third of the spectrum.
+
+    Args:
+        G: (m, n).
+        rows: how many of them are not zero.
+        eps: rounding of the update's own dtype; what lies a thousand times below it is no gap.
+    """
+    Q = _range(G, eps, min(rows, G.shape[1]) // _SKETCH_FRACTION)
+    if Q is None:
+        return None
+    R = _triangle((Q.T @ block for _, block in column_blocks(G)), Q.shape[1])
+    _, s, Wt = torch.linalg.svd(R)  # G^T Q = V S W^T, V (n, k)
+    rank = _last_drop(s, eps, _SKETCH_DROP)
+    if rank is None:
+        return None
+    left, leading = _power_step(G, Q @ (Wt[:rank].T / s[:rank]))
+    outside = torch.zeros(len(G), dtype=torch.float64, device=left.device)
+    for _, block in column_blocks(G):
+        outside += (block - left @ (left.T @ block)).square().sum(1)
+    unseen = min(rows, G.shape[1]) - len(s)
+    rest = (outside.sum() - s[rank:].square().sum()).clamp_min(0) / unseen
+    noise = torch.cat([s[rank:], rest.sqrt().expand(unseen)]).sort(descending=True).values
+    return Sketch(left, torch.cat([leading, noise]), outside.sqrt())
+
+
+def _range(G: Tensor, eps: float, most: int) -> Tensor | None:
+    """Orthonormal columns (m, k) whose span holds G's leading left vectors, at most k / 2 of them."""
+    # Which directions are drawn does not matter, so the seed is fixed: one update, one factorisation.
+    generator = torch.Generator(working_device(G.device)).manual_seed(0)
+    Y = torch.zeros(len(G), 0, dtype=torch.float64, device=generator.device)
+    k = _INITIAL_COLUMNS
+    while k <= most:
+        fresh = Y.new_zeros(len(G), k - Y.shape[1])
+        for _, block in column_blocks(G):
+            size = (block.shape[1], fresh.shape[1])
+            fresh += block @ torch.randn(size, generator=generator, dtype=Y.dtype, device=Y.device)
+        Y = torch.cat([Y, fresh], 1)  # (m, k)
+        Q: Tensor
+        Q, R = torch.linalg.qr(Y)
+        rank = _last_drop(torch.linalg.svdvals(R), eps, _FIRST_PASS_DROP)
+        if rank is not None and 2 * rank <= k:
+            return Q
+        k *= 2
+    return None
+
+
+def _power_step(G: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+    """U (m, b) and S (b,) of G; V = G^T P has orthonormal columns, the rows' span before the gap.
+
+    The range Q of G times random columns holds noise of all n columns of G. V averages that out, and
+    G V is as clean as the singular vectors themselves. V is never formed whole.
+    """
+    Y = torch.zeros_like(P)
+    for _, block in column_blocks(G):
+        Y += block @ (block.T @ P)  # G V (m, b)
+    basis, R = torch.linalg.qr(Y)
+    rotation, s, _ = torch.linalg.svd(R)
+    return basis @ rotation, s
+
+
+def _last_drop(s: Tensor, eps: float, least: float) -> int | None:
+    """How many singular values stand before the last fall by `least` or more."""
+    floor = noise_floor(s, eps)
+    fallen = (s[:-1] >= least * s[1:].clamp_min(floor)) & (s[:-1] > floor)
+    found = torch.nonzero(fallen).flatten()
+    return int(found[-1]) + 1 if len(found) else None
+
+
+def noise_floor(s: Tensor, eps: float) -> float:
+    """Rounding leaves about a tenth of eps; what falls a hundred times below is no further gap."""
+    return float(s.norm()) * max(torch.finfo(s.dtype).eps, 1e-3 * eps)
+
+
+def left_factor(G: Tensor, live_rows: Tensor) -> tuple[Tensor, Tensor]:
+    """U and S of the live rows, by QR of blocks (TSQR): never squares the condition number.
+
+    Only a triangle of the smaller dimension is kept from block to block.
+    """
+    m = int(live_rows.sum())
+    if not m:
+        return torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    if m <= G.shape[1]:
+        width = max(m, _BLOCK // m)
+        blocks = (block[live_rows] for _, block in column_blocks(G, width))
+        U, s, _ = torch.linalg.svd(_triangle(blocks, m, width).T, full_matrices=False)
+        return U, s
+    n = G.shape[1]
+    width = max(n, _BLOCK // n)
+    everything = (block for _, block in column_blocks(G.T, width))
+    _, s, Vt = torch.linalg.svd(_triangle(everything, n, width), full_matrices=False)
+    step = max(1, _BLOCK // n)
+    left = torch.cat([double(rows) @ Vt.T for rows in torch.split(G, step)])[live_rows]
+    return torch.linalg.qr(left).Q, s  # G V, sorted from loud to quiet: orthonormalised, it is U
+
+
+def _triangle(blocks: Iterator[Tensor], m: int, width: int | None = None) -> Tensor:
+    """The triangle (m, m) of the QR decomposition of A^T, from blocks of the columns of A (m, n)."""
+    stacked: Tensor | None = None
+    for block in blocks:
+        if stacked is None:
+            stacked = block.new_zeros(m, m + max(width or 0, block.shape[1]))
+        end = m + block.shape[1]
+        stacked[:, m:end] = block
+        # A transposed view is LAPACK's own layout.
+        R = torch.linalg.qr(stacked[:, :end].T, mode="r").R
+        stacked[:, :m] = R.T
+    assert stacked is not None
+    return stacked[:, :m].T
+
+
+def working_device(device: torch.device) -> torch.device:
+    """Where float64 work is done: on the tensor's own device, or on the CPU if it has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def double(tensor: Tensor) -> Tensor:
+    """The tensor in float64, detached, where that can be worked with."""
+    return tensor.detach().to(working_device(tensor.device), torch.float64)
+
+
+def column_blocks(G: Tensor, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of columns in float64, a few megabytes each; every block reuses the same memory."""
+    width = min(G.shape[1], width or max(1, _BLOCK // len(G)))
+    device = working_device(G.device)
+    buffer = torch.empty(len(G), width, dtype=torch.float64, device=device)
+    for start in range(0, G.shape[1], width):
+        columns = slice(start, min(start + width, G.shape[1]))
+        yield columns, buffer[:, : columns.stop - start].copy_(G.detach()[:, columns])
+
+
+def live(G: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns with any gradient at all."""
+    device = working_device(G.device)
+    rows = torch.stack([row.any() for row in G])
+    columns = torch.empty(G.shape[1], dtype=torch.bool, device=G.device)
+    width = max(1, _BLOCK // len(G))
+    for start in range(0, G.shape[1], width):
+        columns[start : start + width] = G[:, start : start + width].any(0)
+    return rows.to(device), columns.to(device)

@@ -1,0 +1,126 @@
+"""Tensors under the names of the model they belong to, whatever a script or wrapper made of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from spear.errors import InvalidFile
+from spear.factors import batch_size_from
+from spear.files.tensors import positional
+
+# What people's wrappers and scripts put around parameter names.
+_PREFIXES = ("module.", "_orig_mod.", "_module.", "model.", "grad.", "grads.", "gradient.")
+_MIN_SIZE_FOR_RANK = 8  # rows and columns from which on a low rank is no accident
+_MIN_DROP = 1e-3  # behind the last sample
+_SUFFIXES = (".grad", "_grad", ".gradient")
+
+
+def matched(
+    tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path | None
+) -> dict[str, Tensor]:
+    """The tensors under the model's names, without what wrappers put around them."""
+    bare = {_bare(name): name for name in own}
+    named = {}
+    unknown = []
+    for name, tensor in tensors.items():
+        target = name if name in own else bare.get(_bare(name))
+        if target is None:
+            unknown.append(name)
+        else:
+            named[target] = tensor
+    if unknown:
+        raise InvalidFile(
+            f"{path}: there is no {unknown[0]!r} among the weights; expected names such as "
+            f"{', '.join(repr(name) for name in list(own)[:4])}"
+        )
+    return named
+
+
+def in_order(
+    sent: Mapping[str, Tensor], names: list[str], others: list[str], path: Path
+) -> Mapping[str, Tensor]:
+    """A list of tensors by the names of what it is a list of."""
+    if not positional(sent):
+        return sent
+    for expected in (names, others):
+        if len(sent) == len(expected):
+            return dict(zip(expected, sent.values(), strict=True))
+    raise InvalidFile(
+        f"{path}: expected {len(names)} tensors, one for each of {', '.join(names[:6])}"
+        f"{', ...' if len(names) > 6 else ''}; got {len(sent)}"
+    )
+
+
+def like(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The tensors, checked: of the model's shapes, and all of them numbers."""
+    wrong = [name for name, tensor in tensors.items() if tensor.shape != own[name].shape]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more differ)" if len(wrong) > 1 else ""
+        raise InvalidFile(
+            f"{path} is of another model: {wrong[0]!r} has shape {tuple(tensors[wrong[0]].shape)}, "
+            f"expected {tuple(own[wrong[0]].shape)}{more}"
+        )
+    broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+    if broken:
+        more = f" (so have {len(broken) - 1} more)" if len(broken) > 1 else ""
+        raise InvalidFile(
+            f"{path}: {broken[0]!r} has NaN or infinite entries{more}: the client's training diverged, "
+            "half precision overflowed, or the file is damaged"
+        )
+    return dict(tensors)
+
+
+def not_gradients(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise where what is given as weights looks like gradients: of low rank."""
+    for name, tensor in tensors.items():
+        if (
+            tensor.ndim != 2
+            or min(tensor.shape) < _MIN_SIZE_FOR_RANK
+            or not tensor.is_floating_point()
+        ):
+            continue
+        m, n = tensor.shape
+        s = torch.linalg.svdvals(tensor.double())
+        rank = batch_size_from(s, m, n, torch.finfo(tensor.dtype).eps)
+        if rank and 2 * rank < len(s) and float(s[rank]) < _MIN_DROP * float(s[rank - 1]):
+            raise InvalidFile(
+                f"{path}: expected weights, but {name!r} is a matrix of rank {rank}, as gradients of "
+                f"{rank} samples are: were weights and update swapped?"
+            )
+
+
+def named(
+    weights: dict[str, Tensor], sent: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Lists of weights and biases get names; a list beside a dict takes the dict's."""
+    if positional(weights):
+        shapes = [tuple(tensor.shape) for tensor in weights.values()]
+        names = []
+        for i, shape in enumerate(shapes):
+            bias = len(shape) == 1 and i > 0 and len(shapes[i - 1]) > 1
+            names.append(f"{i - 1}.bias" if bias else f"{i}.weight")
+        if positional(sent) and len(sent) == len(weights):
+            sent = dict(zip(names, sent.values(), strict=True))
+        weights = dict(zip(names, weights.values(), strict=True))
+    elif set(weights) <= {"weight", "bias"}:  # one layer, as layer.state_dict() has it
+        weights = {f"layer.{name}": tensor for name, tensor in weights.items()}
+        sent = {
+            f"layer.{name}" if name in ("weight", "bias") else name: t for name, t in sent.items()
+        }
+    return weights, sent
+
+
+def _bare(name: str) -> str:
+    while True:
+        for prefix in _PREFIXES:
+            name = name.removeprefix(prefix)
+        shorter = name
+        for suffix in _SUFFIXES:
+            shorter = shorter.removesuffix(suffix)
+        if shorter == name and not name.startswith(_PREFIXES):
+            return name
+        name = shorter

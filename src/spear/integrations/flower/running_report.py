@@ -1,0 +1,242 @@
+"""What an audit has found so far, as a report that is on disk while the federation still runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from spear.errors import InvalidOption, SpearError
+from spear.integrations.flower.examiner import Examined
+from spear.inversion import Outcome
+from spear.report import SEVERITY, Finding, Remark, Report, Table
+
+log = logging.getLogger("flwr.spear")
+
+_MAX_WRITING_SHARE = 0.1  # of the time, at most, goes into writing the report again and again
+_COLUMNS = (
+    "round",
+    "client",
+    "outcome",
+    "certified",
+    "samples seen",
+    "samples reported",
+    "learning rate",
+    "seconds",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One reply, or one round's aggregate."""
+
+    server_round: int | None
+    client: str
+    examined: Examined
+    examples: float | None = None
+
+    def row(self) -> tuple[str | int | float | None, ...]:
+        finding, protocol = self.examined.finding, self.examined.protocol
+        return (
+            self.server_round,
+            self.client,
+            self.examined.verdict,
+            sum(finding.certified) if self.examined.attacked else None,
+            finding.batch_size,
+            None if self.examples is None else round(self.examples),
+            None if protocol.lr is None else protocol.rate,
+            round(self.examined.seconds, 2),
+        )
+
+
+@dataclass
+class RunningReport:
+    """Findings as they come, their report, and its files.
+
+    Args:
+        title: of the report.
+        settings: to repeat the audit.
+        page: where the HTML goes, if anywhere.
+        json: where the JSON goes, if anywhere.
+        redact: keep nothing of what was recovered.
+        keep: how many findings keep what was recovered; later ones keep their verdict only.
+        unit: what is audited one by one.
+        began: when the audit did, by the monotonic clock.
+    """
+
+    title: str
+    settings: Mapping[str, Any]
+    page: Path | None = None
+    json: Path | None = None
+    redact: bool = False
+    keep: int = 50
+    unit: str = "reply"
+    began: float = field(default_factory=time.monotonic)
+    entries: list[Entry] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+    _begun: bool = False
+    _kept: int = 0  # findings with what was recovered
+    _written: float = 0.0  # when, last
+    _cost: float = 0.0  # seconds of the last writing
+
+    def __post_init__(self) -> None:
+        if self.keep < 0:
+            raise InvalidOption(f"expected keep >= 0 findings, got {self.keep}")
+        for option, path in (("report", self.page), ("json", self.json)):
+            if path is not None:
+                _check_path(option, path)
+        if self.page:
+            self.report.page()  # a missing package is told now, not after the first round
+
+    @property
+    def begun(self) -> bool:
+        """Has anything been written yet, or should have been?"""
+        return self._begun
+
+    @property
+    def place(self) -> str:
+        """Where the report is found."""
+        paths = [str(path.absolute()) for path in (self.page, self.json) if path]
+        return " and ".join(paths) or "strategy.report"
+
+    def add(self, entry: Entry) -> None:
+        """Take a finding in, without its data if there is enough of that."""
+        finding = entry.examined.finding
+        if finding.inputs is not None and (self.redact or self._kept >= self.keep):
+            finding = _slim(finding, None if self.redact else self.keep)
+            examined = dataclasses.replace(entry.examined, finding=finding)
+            entry = dataclasses.replace(entry, examined=examined)
+        self._kept += finding.inputs is not None
+        self.entries.append(entry)
+
+    def remark(self, said: Remark) -> None:
+        """Say something once."""
+        if said not in self.remarks:
+            self.remarks.append(said)
+
+    @property
+    def headline(self) -> str:
+        """The verdict so far."""
+        return headline([entry.examined for entry in self.entries], self.unit)
+
+    @property
+    def report(self) -> Report:
+        report = Report.new(
+            "flower",
+            self.title,
+            self.headline,
+            [entry.examined.finding for entry in self.entries],
+            remarks=self.remarks,
+            tables=[
+                Table(
+                    "Every reply" if self.unit == "reply" else "Every round",
+                    _COLUMNS,
+                    tuple(entry.row() for entry in self.entries),
+                    "Samples seen are read off the update; samples reported are what clients say.",
+                )
+            ]
+            if self.entries
+            else [],
+            settings={**self.settings, "flwr": version("flwr")},
+            seconds=time.monotonic() - self.began,
+        )
+        return report.redacted() if self.redact else report
+
+    def write(self, *, force: bool = False) -> None:
+        """Write the files, unless that was done just now and takes long. Trouble is only told."""
+        now, self._begun = time.monotonic(), True
+        if not (self.page or self.json):
+            return
+        if not force and now - self._written < self._cost / _MAX_WRITING_SHARE:
+            return
+        try:
+            self.write_now()
+        except (OSError, SpearError) as error:  # a full disk must not end a federation
+            log.warning("SPEAR: the report could not be written: %s", error)
+
+    def write_now(self) -> None:
+        began = time.monotonic()
+        report = self.report
+        if self.json:
+            report.save(self.json)
+        if self.page:
+            report.save_page(self.page)
+        self._written = time.monotonic()
+        self._cost = self._written - began
+
+
+def headline(examined: list[Examined], unit: str) -> str:
+    """The verdict on a federation, in one sentence or two."""
+    if not examined:
+        return "Nothing has been audited yet."
+    plural = {"reply": "replies"}.get(unit, f"{unit}s")
+    attacked = [one for one in examined if one.attacked]
+    missed = len(examined) - len(attacked)
+    if not attacked:
+        count = f"{missed} {unit if missed == 1 else plural}"
+        return f"Nothing could be attacked: {count} held no update that this attack can read."
+    said = Counter((_rank(one), _gave(one)) for one in attacked)
+    words = [f"{said[rank, gave]} {gave}" for rank, gave in sorted(said)]
+    if missed:
+        words.append(f"{missed} more could not be attacked")
+    total = len(attacked)
+    return f"Of {total} audited {unit if total == 1 else plural}, {'; '.join(words)}."
+
+
+_GAVE = {
+    Outcome.EXACT: "gave away {} every sample, exactly and proved",
+    Outcome.PARTIAL: "gave away {} some samples exactly",
+    Outcome.APPROXIMATE: "gave away {} approximate samples",
+    Outcome.INCONCLUSIVE: "gave no answer, one way or the other",
+    Outcome.FAILED: "gave away nothing that this attack can find",
+}
+
+
+def _gave(one: Examined) -> str:
+    """What one update gave away, as the end of a sentence."""
+    what = f"features (activations of {one.features!r}) of" if one.features else ""
+    return " ".join(_GAVE[one.finding.outcome].format(what).split())
+
+
+def _rank(one: Examined) -> int:
+    """The worst first."""
+    return -SEVERITY.index(one.finding.outcome)
+
+
+def _check_path(option: str, path: Path) -> None:
+    """Raise if a file cannot be written there, without writing one."""
+    folder = next(p for p in path.absolute().parents if p.exists())
+    if path.is_dir():
+        problem = "it is a folder"
+    elif not folder.is_dir():
+        problem = f"{folder} is no folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        problem = f"{folder} is not writable"
+    else:
+        return
+    raise InvalidOption(
+        f"expected {option}= to be a file that can be written, got {path}: {problem}"
+    )
+
+
+def _slim(finding: Finding, kept: int | None) -> Finding:
+    """The verdict without the data."""
+    slim = finding.redacted()
+    if kept is None:
+        return slim
+    note = f"what was recovered is left out: the first {kept} findings hold it (keep=)"
+    return dataclasses.replace(slim, notes=(*finding.notes, note))
+
+
+def plain(value: object) -> str | int | float | None:
+    """An option as JSON has it."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return getattr(value, "__name__", None) or repr(value)

@@ -1,0 +1,100 @@
+"""From files to a report: what `spear invert` does, for those who would rather call it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spear.errors import InvalidFile, NothingToAttack
+from spear.files import UpdateFiles, loss_of, not_gradients, observe_files, read_tensors
+from spear.inversion import invert
+from spear.judge import Proof
+from spear.metrics import EXACT_DB
+from spear.report.finding import Finding, ImageFormat
+from spear.report.report import Report
+from spear.report.truth import compare, read_batch
+
+# What became of a model that was only recognised from its weights.
+_GUESS = {
+    Proof.REPLAY: "The replay confirms that it is one.",
+    Proof.PATTERN: (
+        "Such a model does not reproduce the update: what follows the layer, or the loss, is another. "
+        "The layer alone was judged; give the model (and the loss) for a proof by replay and for "
+        "labels."
+    ),
+    Proof.NONE: (
+        "Nothing confirms that: with another activation than ReLU, dropout or normalisation this says "
+        "little. Give the model."
+    ),
+}
+_OTHER_BATCH = (
+    "Samples that are proved differ from every sample of the truth that was given: is it the batch of "
+    "this very update? If it is, please report a wrong verdict."
+)
+
+
+def invert_files(
+    files: UpdateFiles,
+    *,
+    image_format: ImageFormat | None = None,
+    truth: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Report:
+    """Attack an update on disk, and report.
+
+    Args:
+        files: where it is.
+        image_format: how to show inputs as pictures.
+        truth: a file with the client's `inputs` (and `labels`), to compare with; the attack never
+            sees it.
+        settings: put into the report, to repeat it.
+        options: of `spear.invert`: finder, generator, max_seconds, on_progress, executor.
+    """
+    began = time.monotonic()
+    loss = None if files.loss is None else loss_of(files.loss)
+    name = files.path.name
+    try:
+        view = observe_files(files)
+    except NothingToAttack as error:
+        finding = Finding.not_attacked(name, str(error))
+        return _report(finding, settings, began)
+    if image_format is not None:
+        image_format.pictures(
+            torch.zeros(0, view.inputs)
+        )  # a shape that does not fit is told at once
+    batch = None if truth is None else read_batch(truth)
+    if batch is not None and batch[0].shape[1] != view.inputs:
+        raise InvalidFile(
+            f"{truth}: expected samples of {view.inputs} values, the layer's inputs, got "
+            f"{batch[0].shape[1]}"
+        )
+    result = invert(view, loss=loss, **options)
+    if files.weights is not None and not bool(result.certified.any()):
+        not_gradients(read_tensors(files.weights), files.weights)
+    known = None if batch is None else compare(result.inputs, *batch, image_format=image_format)
+    notes = view.notes
+    if files.model is None and view.model is not None:
+        notes = (*notes, _GUESS[result.proof])
+    if known is not None and any(
+        sure and not decibel >= EXACT_DB
+        for sure, decibel in zip(result.certified.tolist(), known.psnr, strict=True)
+    ):
+        notes = (*notes, _OTHER_BATCH)
+    finding = Finding.of(result, name, view, image_format=image_format, truth=known, notes=notes)
+    return _report(finding, settings, began)
+
+
+def _report(finding: Finding, settings: Mapping[str, Any] | None, began: float) -> Report:
+    return Report.new(
+        "inversion",
+        f"What {finding.name} gives away",
+        finding.headline,
+        [finding],
+        settings=settings,
+        seconds=time.monotonic() - began,
+    )

@@ -1,0 +1,74 @@
+"""One style for all plots: small, serif, without decoration, legible in print."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spear.errors import MissingExtra
+from spear.files import write_all_private
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLUE, GREEN, ORANGE, GREY, RED = "#1f5fa8", "#2a7f4f", "#c2571a", "#777777", "#b3261e"
+_STYLE: Any = {  # matplotlib types its names one by one
+    "font.family": "serif",
+    "font.serif": ["DejaVu Serif"],
+    "mathtext.fontset": "dejavuserif",
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "legend.fontsize": 7.5,
+    "svg.hashsalt": "spear",  # the same rows give the same file
+    "svg.fonttype": "path",
+}
+_PNG: Any = {"dpi": 200, "metadata": {"Software": None}}
+_SVG: Any = {"metadata": {"Date": None, "Creator": None}}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Figures made and saved within look alike."""
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise MissingExtra("matplotlib", "plots") from error
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def figure(width: float = 3.4, height: float = 2.4) -> Figure:
+    """An empty figure in inches; a paper's column is 3.4 wide."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(drawn: Figure, path: Path) -> list[Path]:
+    """As PNG and as SVG."""
+    files = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    contents = {}
+    for file, options in zip(files, (_PNG, _SVG), strict=True):
+        content = io.BytesIO()
+        drawn.savefig(content, format=file.suffix[1:], **options)
+        contents[file] = content.getvalue()
+    write_all_private(contents)
+    return files
+
+
+def shades(count: int) -> list[Any]:
+    """Colours from dark to light for curves that are in order, all legible on white."""
+    import matplotlib as mpl
+
+    return [mpl.colormaps["viridis"](0.88 * i / max(1, count - 1)) for i in range(count)]

@@ -1,0 +1,42 @@
+"""Finders: where the samples of a batch are, as directions in the span of the gradient.
+
+A finder yields growing pools of `Directions`; `invert` selects and judges after each. `SamplingFinder`
+is the paper's Algorithm 1, `CascadeFinder` the default. A finder of one's own implements `Finder`.
+"""
+
+from spear.search.candidates import CandidatePool
+from spear.search.cascade import CascadeFinder
+from spear.search.directions import Directions, Finder
+from spear.search.dual import SIGN_AGREEMENT, consistent_samples, dual_problem
+from spear.search.kernels import (
+    INDEPENDENT,
+    redundancy,
+    scale,
+    sparsest_independent,
+    unit,
+    zero_margin,
+)
+from spear.search.parallel import ParallelMap, workers
+from spear.search.sampling import SamplingFinder
+from spear.search.watch import Progress, Watch
+
+__all__ = [
+    "INDEPENDENT",
+    "SIGN_AGREEMENT",
+    "CandidatePool",
+    "CascadeFinder",
+    "Directions",
+    "Finder",
+    "ParallelMap",
+    "Progress",
+    "SamplingFinder",
+    "Watch",
+    "consistent_samples",
+    "dual_problem",
+    "redundancy",
+    "scale",
+    "sparsest_independent",
+    "unit",
+    "workers",
+    "zero_margin",
+]

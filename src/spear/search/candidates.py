@@ -1,0 +1,272 @@
+"""A pool of candidate directions: filtered by sparsity, rounded, none twice, mixes set aside."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spear.factors import Side
+from spear.search.directions import Directions
+from spear.search.kernels import redundancy, redundant, round_to_kernel, unit, zero_margin
+from spear.search.parallel import piece_length, worth_distributing
+from spear.search.watch import Watch
+
+_RESERVE = 4  # directions kept in reserve, per sample
+# Directions closer than this (1 - |cos|) are one: float32 kernels of one direction agree to 1e-4.
+_SAME_DIRECTION = 1e-4
+
+
+class CandidatePool:
+    """Collects directions of one side: filters by sparsity, rounds, drops duplicates.
+
+    Directions that hang on one or two rows are mostly mixes of samples. The sparsest few are kept in
+    reserve, since in a layer hardly wider than the batch a sample may have no zeros to spare.
+    """
+
+    def __init__(self, side: Side, threshold: float, watch: Watch | None = None) -> None:
+        self.side = side
+        self.threshold = threshold
+        self.watch = watch or Watch()
+        self._overdetermined = _DistinctDirections(side)
+        self._reserve = _DistinctDirections(side, limit=_RESERVE * side.white.shape[1])
+
+    def __len__(self) -> int:
+        return len(self._overdetermined)
+
+    @property
+    def complete(self) -> bool:
+        """Are there b independent overdetermined directions?"""
+        return _rank(self._overdetermined.white) == self.side.white.shape[1]
+
+    @property
+    def sufficient(self) -> bool:
+        """Are there b independent directions, counting the reserve?"""
+        white = torch.cat([self._overdetermined.white, self._reserve.white])
+        return _rank(white) == self.side.white.shape[1]
+
+    @property
+    def zero_counts(self) -> Tensor | None:
+        """1 + how many overdetermined directions vanish in each row; None as long as there is none."""
+        if not len(self):
+            return None
+        return 1.0 + torch.stack(self._overdetermined.zeros).sum(0)
+
+    def add(self, candidates: Tensor) -> bool:
+        """Take in candidates (k, b), in the white basis; is there a new overdetermined one?"""
+        before = len(self._overdetermined)
+        for part in torch.split(candidates, 256):  # what one part finds, the next need not look at
+            if self.watch.expired:
+                break
+            self._add(unit(part.to(self.side.white)))
+        return len(self._overdetermined) > before
+
+    def _add(self, candidates: Tensor) -> None:
+        candidates = candidates[~self._overdetermined.holds(candidates)]
+        candidates, zeros = self._sparse(candidates)
+        promising = redundant(self.side, candidates, zeros)
+        self._take(candidates[promising])
+        if (
+            len(self._overdetermined) < self.side.white.shape[1]
+            and not self._reserve.full_of_better
+        ):
+            sparsest = zeros[~promising].sum(1).argsort(descending=True)[:_RESERVE]
+            self._take(candidates[~promising][sparsest])
+
+    def rounded(self, candidates: Tensor) -> Directions:
+        """New directions among candidates (k, b), white, rounded, none twice; the pool is unchanged."""
+        new = _DistinctDirections(self.side)
+        candidates = unit(candidates)
+        candidates = candidates[~self._overdetermined.holds(candidates)]
+        ahead, index = self._ahead(candidates), torch.arange(len(candidates))
+        while len(candidates) and not self.watch.expired:
+            same, i = candidates[:1], int(index[0])
+            found = ahead[i] if i in ahead else _round(self.side, same)[0]
+            if found is not None:
+                if not bool(self._overdetermined.holds(found.white).any()):
+                    new.add(found.q, found.zeros, found.white, found.redundancy)
+                same = torch.cat([same, found.white])
+            other = ~_parallel(candidates, same)
+            candidates, index = candidates[other], index[other.cpu()]
+        return _directions(self.side, [new])
+
+    def _ahead(self, candidates: Tensor) -> dict[int, _Rounded | None]:
+        """What workers make of those candidates (k, b) that are likely to be asked for, by index.
+
+        One after the other, a candidate is left out once it is found by another. They cannot wait for
+        that, so a few are rounded in vain.
+        """
+        rows, b = self.side.white.shape
+        work = (rows / 2) ** 2 * b * len(candidates)
+        if (
+            not worth_distributing(work)
+            or not self.watch.parallel.has_workers
+            or not len(candidates)
+        ):
+            return {}
+        chosen = _representatives(candidates)
+        step = piece_length(len(chosen), work)
+        pieces = [(some,) for some in torch.split(candidates[chosen], step)]
+        done = self.watch.map(_round, (self.side,), pieces)
+        return dict(zip(chosen, itertools.chain.from_iterable(done), strict=False))
+
+    def keep(self, directions: Directions, accepted: Tensor) -> bool:
+        """Take in rounded directions, those accepted (c,) as samples; is there a new one?"""
+        before = len(self._overdetermined)
+        white = unit((directions.vectors * self.side.scales[:, None]).T)  # (c, b)
+        for j, is_accepted in enumerate(accepted.tolist()):
+            (self._overdetermined if is_accepted else self._reserve).add(
+                directions.vectors[:, j],
+                directions.zeros[:, j],
+                white[j : j + 1],
+                int(directions.redundancy[j]),
+            )
+        return len(self._overdetermined) > before
+
+    def add_spanning(self, white: Tensor) -> bool:
+        """Put directions (k, b) in reserve that are no samples, but span some; does that make b?"""
+        self._reserve = _DistinctDirections(self.side)
+        for q in unit(white):
+            vector = unit(q / self.side.scales)
+            zeros = (self.side.basis @ vector).abs() <= zero_margin(self.side) * self.side.zero
+            self._reserve.add(vector, zeros, q[None], 0)
+        return len(white) > 0 and self.sufficient
+
+    def overdetermined(self, spare: int = 0) -> tuple[Tensor, Tensor]:
+        """Directions (k, b), white, with so many zero rows to spare, and their zeros (k, rows)."""
+        keep = [j for j, f in enumerate(self._overdetermined.redundancy) if f >= spare]
+        nothing = self.side.white.new_zeros(0, len(self.side.white), dtype=torch.bool)
+        return self._overdetermined.white[keep], torch.cat(
+            [nothing, *(self._overdetermined.zeros[j][None] for j in keep)]
+        )
+
+    def snapshot(self, reserve: bool = True) -> Directions:
+        """The overdetermined directions, and those in reserve as long as b of them are not at hand."""
+        firm_alone = not reserve or self.complete
+        return _directions(
+            self.side,
+            [self._overdetermined] if firm_alone else [self._overdetermined, self._reserve],
+        )
+
+    def _sparse(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
+        """The candidates that pass the sparsity filter before rounding, and their zeros."""
+        q = unit(candidates / self.side.scales)
+        values = (q @ self.side.basis.T).abs()  # (k, rows)
+        zeros = values <= zero_margin(self.side) * self.side.zero
+        keep = zeros.sum(1) + self.side.empty_rows >= self.threshold * self.side.size
+        return candidates[keep], zeros[keep]
+
+    def _take(self, candidates: Tensor) -> None:
+        """Round one after the other, dropping those that turn out to be the same."""
+        while len(candidates) and not self.watch.expired:
+            same = candidates[:1]
+            rounded = round_to_kernel(self.side, same[0] / self.side.scales)
+            if rounded is not None:
+                same = torch.cat([same, self._keep(*rounded)])
+            candidates = candidates[~_parallel(candidates, same)]
+
+    def _keep(self, q: Tensor, zeros: Tensor) -> Tensor:
+        """Keep a rounded direction where it belongs, if it is sparse; returns it as (1, b), white."""
+        white = unit((q * self.side.scales)[None])
+        if int(zeros.sum()) + self.side.empty_rows >= self.threshold * self.side.size:
+            holds = redundancy(self.side, white[0], zeros)
+            (self._overdetermined if holds == 2 else self._reserve).add(q, zeros, white, holds)
+        return white
+
+
+@dataclass(frozen=True, eq=False)
+class _Rounded:
+    """A direction rounded to the kernel of all its zeros."""
+
+    q: Tensor  # (b,)
+    zeros: Tensor  # (rows,) bool
+    white: Tensor  # (1, b), of unit length
+    redundancy: int
+
+
+def _round(side: Side, candidates: Tensor) -> list[_Rounded | None]:
+    """Each of the candidates (k, b), white, rounded; None where it is no direction."""
+    results: list[_Rounded | None] = []
+    for candidate in candidates:
+        found = round_to_kernel(side, candidate / side.scales)
+        if found is None:
+            results.append(None)
+            continue
+        q, zeros = found
+        white = unit((q * side.scales)[None])
+        results.append(_Rounded(q, zeros, white, redundancy(side, white[0], zeros)))
+    return results
+
+
+def _representatives(vectors: Tensor) -> list[int]:
+    """Unit vectors (k, b) by index, none along an earlier one."""
+    chosen: list[int] = []
+    open_ = torch.ones(len(vectors), dtype=torch.bool, device=vectors.device)
+    while bool(open_.any()):
+        chosen.append(int(open_.int().argmax()))
+        open_ &= ~_parallel(vectors, vectors[chosen[-1:]])
+        open_[chosen[-1]] = False
+    return chosen
+
+
+class _DistinctDirections:
+    """Rounded directions, none twice; with a limit, only the firmest and sparsest."""
+
+    def __init__(self, side: Side, limit: int | None = None) -> None:
+        self.limit = limit
+        self.vectors: list[Tensor] = []
+        self.zeros: list[Tensor] = []
+        self.redundancy: list[int] = []
+        self.white = side.white.new_zeros(0, side.white.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def _worth(self, j: int) -> tuple[int, int]:
+        return self.redundancy[j], int(self.zeros[j].sum())
+
+    @property
+    def full_of_better(self) -> bool:
+        """Is there no room for a direction that hangs on a single row?"""
+        return self.limit is not None and len(self) >= self.limit and min(self.redundancy) > 0
+
+    def holds(self, candidates: Tensor) -> Tensor:
+        return _parallel(candidates, self.white)
+
+    def add(self, q: Tensor, zeros: Tensor, white: Tensor, redundancy: int) -> None:
+        if bool(self.holds(white).any()):
+            return
+        self.vectors.append(q)
+        self.zeros.append(zeros)
+        self.redundancy.append(redundancy)
+        self.white = torch.cat([self.white, white])
+        if self.limit is not None and len(self) > self.limit:
+            worst = min(range(len(self)), key=self._worth)
+            del self.vectors[worst], self.zeros[worst], self.redundancy[worst]
+            self.white = torch.cat([self.white[:worst], self.white[worst + 1 :]])
+
+
+def _directions(side: Side, known: list[_DistinctDirections]) -> Directions:
+    rows, b = side.white.shape
+    nothing = side.white.new_zeros(rows, 0, dtype=torch.bool)
+    return Directions(
+        side,
+        torch.cat([side.white.new_zeros(b, 0), *(q[:, None] for k in known for q in k.vectors)], 1),
+        torch.cat([nothing, *(z[:, None] for k in known for z in k.zeros)], 1),
+        torch.tensor(
+            [f for k in known for f in k.redundancy], dtype=torch.int64, device=side.white.device
+        ),
+    )
+
+
+def _rank(vectors: Tensor) -> int:
+    return int(torch.linalg.matrix_rank(vectors)) if len(vectors) else 0
+
+
+def _parallel(vectors: Tensor, known: Tensor) -> Tensor:
+    """Which unit vectors (k, b) point along one of the known ones (c, b), either way."""
+    if not len(known):
+        return torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
+    return ((vectors @ known.T).abs() > 1 - _SAME_DIRECTION).any(1)

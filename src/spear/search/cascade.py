@@ -1,0 +1,311 @@
+"""The default finder: both halves of a sample searched together, then rounded, read, taken away.
+
+A round of the cascade, in the dimensions of what is still missing (dual.py):
+
+1. guess   many starts at once: shrink U q towards sparsity, with a threshold in each row that the
+           signs of H c raise or lower; read the signs from the pattern of U q (starts.py).
+2. refine  for each distinct result: the kernel of the rows that are surely off, until it is exact
+           (refinement.py).
+3. round   the kernel of ALL its zero rows, at the update's noise level (kernels.py).
+4. read    c of every sample found, from its pattern alone.
+5. deflate the missing samples live in the space that the found ones leave: a smaller problem with as
+           many rows, hence easier. The first round finds most samples, the next ones the rest.
+
+Where the paper needs 2^b submatrices, a start succeeds with a probability of 0.3 to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spear.errors import InvalidOption
+from spear.factors import Factors, Side
+from spear.search.candidates import CandidatePool
+from spear.search.directions import Directions
+from spear.search.dual import (
+    BalancedProblem,
+    DualProblem,
+    agreement,
+    balance,
+    consistent_samples,
+    deflate,
+    dual_problem,
+)
+from spear.search.kernels import scale, smallest_singular, sparsest_independent, unit
+from spear.search.noisy import estimate
+from spear.search.output_layer import vertices_by_linear_programme
+from spear.search.refinement import refine_to_kernel
+from spear.search.sampling import Draw, SamplingFinder, kernels
+from spear.search.starts import guess_from_rows, search_from_starts
+from spear.search.watch import Watch
+from spear.tolerances import UNDECIDED
+
+_BLOCKS = 512  # b x b inverses at a time when sampling
+# Up to this size (b^2 rows) it is worth trying to swap in directions that were not accepted.
+_LARGEST_SWAP = 1 << 21
+_CLUSTER_GUESSES = 16  # guesses at a shared pattern
+_SPARE_ROWS = 3  # rows beyond the rank, which no accident explains
+# Above this noise, relative to the gradient's entries, zeros are no longer told from small entries one
+# by one (kernels round to them up to 1e-2 on real batches).
+_KERNEL_NOISE_LIMIT = 5e-3
+_MAX_SAMPLES_PER_ROW = (
+    0.8  # samples per live row beyond which none can have zeros enough, whatever the data
+)
+_NEGATIVE_SHARE_USED = (
+    0.7  # share of the rows with a negative sign that is used, the most negative ones
+)
+_MOST_DIRECTIONS = (
+    20  # overdetermined ones per sample: so many are mixes, and more of them help no one
+)
+_FEW_MISSING = 4  # missing samples up to which single rows are tried first
+
+
+@dataclass(frozen=True)
+class CascadeFinder:
+    """The joint search for zeros and signs.
+
+    Args:
+        starts: per missing sample and round; at least 128 altogether.
+        steps: of the search in a round; twice as many once rounds find nothing.
+        patience: rounds without a new direction before it hands over to the paper's sampling, of rows
+            that are likely off for the missing samples.
+        max_samples: submatrices that may then be sampled; 0 gives up instead.
+    """
+
+    starts: int = 8
+    steps: int = 80
+    patience: int = 6
+    max_samples: int = 50_000
+
+    def __post_init__(self) -> None:
+        for name in ("starts", "steps", "patience"):
+            if getattr(self, name) < 1:
+                raise InvalidOption(f"expected {name} >= 1, got {getattr(self, name)}")
+        if self.max_samples < 0:
+            raise InvalidOption(f"expected max_samples >= 0, got {self.max_samples}")
+
+    def satisfied(self, factors: Factors, match: float) -> bool:
+        return SamplingFinder().satisfied(factors, match)
+
+    def search(
+        self, factors: Factors, *, generator: torch.Generator, watch: Watch
+    ) -> Iterator[Directions]:
+        rows = int(factors.live_rows.sum())
+        if factors.relu != "before" and factors.b > _MAX_SAMPLES_PER_ROW * rows:
+            watch.remark(
+                f"a sample is told from others by {factors.b - 1} rows in which it is off, and a ReLU "
+                f"switches off about half of {rows}: attack a wider layer"
+            )
+            return
+        if factors.relative_noise > _KERNEL_NOISE_LIMIT and factors.relu != "before":
+            yield from self._estimates(factors, generator, watch)
+            return
+        if factors.relu == "before":
+            inputs = factors.inputs
+            pool = CandidatePool(inputs, threshold=factors.b / inputs.size, watch=watch)
+            yield from vertices_by_linear_programme(
+                factors, pool, patience=self.patience, generator=generator, watch=watch
+            )
+            if not pool.complete:
+                rest = SamplingFinder(max_samples=max(1, self.max_samples))
+                yield from rest.search(factors, generator=generator, watch=watch)
+            return
+        side = factors.outputs
+        pool = CandidatePool(side, threshold=factors.b / side.size, watch=watch)
+        if factors.has_weak_sample:  # faint samples make whitened rows noisy; estimates weigh that
+            for found in self._estimates(factors, generator, watch):
+                pool.keep(found, found.redundancy > 0)
+            yield pool.snapshot(reserve=False)
+        yield from self._rounds(factors, pool, generator, watch)
+        if factors.trained and not watch.expired:
+            with watch.stage("repair"):
+                repaired = pool.add(directions_from_signs(factors, pool.snapshot()))
+            if repaired:
+                yield pool.snapshot()
+
+    def _estimates(
+        self, factors: Factors, generator: torch.Generator, watch: Watch
+    ) -> Iterator[Directions]:
+        return estimate(
+            factors,
+            starts=self.starts,
+            steps=self.steps,
+            patience=self.patience,
+            generator=generator,
+            watch=watch,
+        )
+
+    def _rounds(
+        self, factors: Factors, pool: CandidatePool, generator: torch.Generator, watch: Watch
+    ) -> Iterator[Directions]:
+        side, whole, b = factors.outputs, dual_problem(factors), factors.b
+        missing, idle = whole, 0
+        if len(pool):
+            missing = deflate(
+                whole, *consistent_samples(whole, *pool.overdetermined(), watch=watch)
+            )
+        while missing.missing and not watch.expired:
+            residual = balance(missing)
+            if idle < self.patience:
+                grown = self._round(pool, residual, idle, generator, watch)
+            elif idle == self.patience and _span_cluster(pool, whole, watch):
+                yield pool.snapshot()
+                return
+            elif len(pool) <= _MOST_DIRECTIONS * b and watch.count("submatrices", 0) < min(
+                self.max_samples, _all_of(side)
+            ):
+                grown = _sample(pool, residual, generator, watch)
+            else:
+                watch.remark(_stuck(residual, b, watch))
+                if b * b * len(side.white) <= _LARGEST_SWAP:
+                    yield pool.snapshot()
+                return
+            watch.report("search", found=b - residual.missing, batch_size=b)
+            idle += 1
+            if grown:
+                yield pool.snapshot(reserve=False)
+                with watch.stage("read"):
+                    missing = deflate(
+                        whole, *consistent_samples(whole, *pool.overdetermined(), watch=watch)
+                    )
+                idle = 0 if missing.missing < residual.missing else idle
+
+    def _round(
+        self,
+        pool: CandidatePool,
+        residual: BalancedProblem,
+        idle: int,
+        generator: torch.Generator,
+        watch: Watch,
+    ) -> bool:
+        """One round of the cascade; is there a new direction? More starts where there was none."""
+        watch.count("rounds")
+        by_rows = (idle + (residual.missing <= _FEW_MISSING)) % 2 == 1
+        with watch.stage("seek"):
+            if by_rows:
+                guesses = guess_from_rows(residual)
+            else:
+                starts = max(128, self.starts * residual.missing) << min(idle // 2, 3)
+                steps = self.steps << min(idle // 2, 1)
+                guesses = search_from_starts(residual, starts, steps, generator, watch)
+                watch.count("starts", starts)
+        with watch.stage("settle"):
+            candidates = refine_to_kernel(pool.side, residual, *guesses, watch)
+        with watch.stage("round"):
+            found = pool.rounded(candidates)
+        with watch.stage("vouch"):
+            return pool.keep(found, accepted(residual, found, by_rows))
+
+
+def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:
+    """Directions (b, b), white, solved anew for the rows that each sample's signs say are off.
+
+    After many local steps fewer rows are off throughout, and a mix of two samples may pass for one.
+    It spoils the input of the one that is not there; the other's is right, and its signs give the
+    true direction.
+    """
+    side, b = pool.side, factors.b
+    white = unit(pool.vectors * side.scales[:, None], 0)
+    chosen = sparsest_independent(white, pool.sparsity + pool.redundancy)
+    if len(chosen) < b:
+        return side.white.new_zeros(0, b)
+    C = scale(torch.linalg.inv(pool.vectors[:, chosen]), factors.bias_coordinates)  # (b, b)
+    H, bias = factors.before_and_after
+    Z = (H @ C.T + bias).amax(0)[factors.live_rows]  # (rows, b)
+    used = ((Z < 0).sum(0) * _NEGATIVE_SHARE_USED).long().clamp_min(b)
+    off = [z.argsort()[:count] for z, count in zip(Z.T, used.tolist(), strict=True)]
+    return torch.stack([smallest_singular(side.basis[rows])[0] for rows in off]) * side.scales
+
+
+def _all_of(side: Side) -> int:
+    """Enough draws to see every submatrix of a small layer."""
+    rows, b = side.white.shape
+    return 20 * math.comb(rows, b - 1)
+
+
+def accepted(residual: BalancedProblem, found: Directions, doubtful: bool) -> Tensor:
+    """Which directions (c,) are samples: they have spare zeros and, where in doubt, fitting signs.
+
+    With few samples missing, signs that fit in every row are enough: near-duplicates of an image
+    differ in a row or two, and leave each other no zeros to spare.
+    """
+    determined = found.redundancy > 0
+    ask = determined & (doubtful | (found.redundancy < 2)) | (residual.missing <= _FEW_MISSING)
+    white = found.vectors[:, ask] * found.side.scales[:, None]
+    fits = agreement(residual, unit((residual.c_basis.T @ white).T), found.zeros[:, ask].T)
+    determined[ask] = (determined[ask] & (fits >= residual.least_agreement)) | (fits == 1)
+    return determined
+
+
+def _sample(
+    pool: CandidatePool, residual: BalancedProblem, generator: torch.Generator, watch: Watch
+) -> bool:
+    """The paper's sampling, of rows that are likely off for a sample that is missing."""
+    with watch.stage("sample"):
+        draw = Draw(_BLOCKS, weights=residual.weights)
+        b = pool.side.white.shape[1]
+        candidates, count = kernels(pool.side, b - 1, generator, draw)
+        watch.count("submatrices", count)
+        return pool.add(candidates[: _MOST_DIRECTIONS * b])
+
+
+def _stuck(residual: BalancedProblem, b: int, watch: Watch) -> str:
+    return (
+        f"the cascade found {b - residual.missing} of {b} samples and got stuck on the last "
+        f"{residual.missing}: {watch.count('starts', 0):,} starts and "
+        f"{watch.count('submatrices', 0):,} submatrices gave no other direction"
+    )
+
+
+def _span_cluster(pool: CandidatePool, whole: DualProblem, watch: Watch) -> bool:
+    """Are the missing samples nearly the same? Then what they span completes the pool."""
+    q, c = consistent_samples(whole, *pool.overdetermined(spare=1), watch=watch)
+    span = cluster(pool.side, balance(deflate(whole, q, c)))
+    if not len(span) or not pool.add_spanning(equally_weighted(q, span, whole.h)):
+        return False
+    watch.remark(
+        f"{len(span)} samples have the same zeros, as near-duplicates do, and mix freely: only what "
+        "they span together is known"
+    )
+    return True
+
+
+def equally_weighted(q: Tensor, span: Tensor, h: Tensor) -> Tensor:
+    """A rotation of the span (r, b) beside the found q (k, b) that weighs its members alike.
+
+    All members then come out as nearly the same picture, the cluster's mean.
+    """
+    c = torch.linalg.inv(torch.cat([q, span]).T)[len(q) :]  # (r, b), dual to the span
+    weight = unit(c @ h)
+    axis = weight - torch.full_like(weight, len(span) ** -0.5)
+    if float(axis.norm()) < torch.finfo(axis.dtype).eps:
+        return span
+    mirrored: Tensor = span - 2 * torch.outer(unit(axis), unit(axis) @ span)  # Householder
+    return mirrored
+
+
+def cluster(side: Side, residual: BalancedProblem) -> Tensor:
+    """Directions (r, b), white, that span the missing samples; none where they share no pattern.
+
+    Samples with one pattern, say near-duplicates of an image, mix freely: no zeros tell them apart.
+    But the rows in which they are off leave exactly their span free, and with it the inputs of all
+    the other samples are known.
+    """
+    b = side.white.shape[1]
+    needed = b - residual.missing
+    _, guesses = guess_from_rows(residual)
+    for z in guesses[:, :_CLUSTER_GUESSES].T:
+        for share in (0.9, 0.7, 0.5):
+            off = z.argsort()[: int(share * float((z < 0).sum()))]
+            if len(off) < needed + _SPARE_ROWS:
+                break
+            _, s, Vt = torch.linalg.svd(side.basis[off], full_matrices=True)
+            if int((s > UNDECIDED * side.zero).sum()) == needed:
+                span: Tensor = torch.linalg.qr((Vt[needed:] * side.scales).T).Q.T
+                return span
+    return side.white.new_zeros(0, b)

@@ -1,0 +1,58 @@
+"""Candidate directions, columns of Q up to scale, and the protocol of all finders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from spear.factors import Factors, Side
+from spear.search.watch import Watch
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """A pool of c candidate directions on one side of the update.
+
+    Column j of `vectors` spans the kernel of the rows `zeros[:, j]` of the side's basis, to the
+    update's noise level.
+    """
+
+    side: Side
+    vectors: Tensor  # (b, c) of unit length
+    zeros: Tensor  # (rows, c) bool
+    redundancy: (
+        Tensor  # (c,) how many zero rows can be left out, whichever they are: 0, 1, or 2 and more
+    )
+
+    def __len__(self) -> int:
+        return self.vectors.shape[1]
+
+    def pick(self, chosen: list[int]) -> Directions:
+        return Directions(
+            self.side, self.vectors[:, chosen], self.zeros[:, chosen], self.redundancy[chosen]
+        )
+
+    @property
+    def sparsity(self) -> Tensor:
+        """Share of zeros each direction induces, silent rows counted as the paper does."""
+        return (self.zeros.sum(0) + self.side.empty_rows) / self.side.size  # (c,)
+
+
+class Finder(Protocol):
+    """Looks for directions. `invert` selects and judges after each pool it yields.
+
+    A finder ends when its budget is spent or the watch has expired. The pools it yields grow; a
+    pool on another side of the update starts anew.
+    """
+
+    def search(
+        self, factors: Factors, *, generator: torch.Generator, watch: Watch
+    ) -> Iterator[Directions]: ...
+
+    def satisfied(self, factors: Factors, match: float) -> bool:
+        """Is a sparsity match this high worth stopping at?"""
+        ...

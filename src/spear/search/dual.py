@@ -1,0 +1,245 @@
+"""The sign half: a sample's ReLU pattern is a linear function of its input.
+
+In the whitened coordinates of dL/dW = U S V^T a sample is a pair (q, c): its column of dL/dZ is
+d = U q, its input x = c U^T dL/dW, and c_i . q_j = 1 if i = j, else 0. Two facts tie the halves
+together. The bias gradient fixes every scale: c . h = 1 with h = U^T dL/db. And the preactivation
+is linear in c: z = W x + bias = H c with H = W (U^T dL/dW)^T + bias h^T, so that
+
+    d is zero where z is negative:   supp(U q) = {H c > 0}.
+
+The paper looks for q by its sparsity alone and uses the signs at the end, to choose. Here each half
+helps to find the other: q shows which rows are off, the rows that are off give c, and c says of every
+row how far it is from the threshold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spear.factors import Factors
+from spear.search.kernels import sparsest_independent, unit
+from spear.search.sign_regression import SharedTerms, fit_signs, solve_definite
+from spear.search.watch import Watch
+
+# Ridge on c in balanced coordinates, per row: what a pattern says is weighed against c ~ q, which
+# holds to a cosine of 0.8 to 0.95 on real batches. Anything from 1 to 3 serves (docs/algorithm.md).
+_RIDGE = 1.5
+_SWEEPS = 3  # of balancing; more change the weights by a few per cent
+_LEAST_WEIGHT = 1e-3  # a row keeps at least this weight: nothing is excluded on an estimate
+# Share of rows whose sign agrees with the zeros: 0.97 and more for samples; for mixes of samples
+# with spare zeros up to 0.93 was seen.
+SIGN_AGREEMENT = 0.95
+_SIGN_AGREEMENT_TRAINED = 0.88  # after many local steps, in which signs change
+_POSSIBLE_MIXES = 16  # directions with the fewest zeros, which a mix is among
+_MOST_DROPPED = 4  # mixes that are looked for one by one
+
+
+@dataclass(frozen=True, eq=False)
+class DualProblem:
+    """Both halves of the r samples still to be found, in dual coordinates."""
+
+    U: Tensor  # (rows, r): d = U q
+    H: Tensor  # (rows, r): z = H c
+    h: Tensor  # (r,): c . h = 1
+    least_agreement: float  # share of rows whose sign must agree with a sample's zeros
+    q_basis: Tensor  # (b, r): q of the whole problem = q_basis @ q
+    c_basis: Tensor  # (b, r): c of the whole problem = c_basis @ c; c_basis^T q_basis = 1
+
+    @property
+    def missing(self) -> int:
+        return self.U.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class BalancedProblem(DualProblem):
+    """Halves in coordinates in which q ~ c, rows of U of one size, and what each row is worth."""
+
+    weights: Tensor  # (rows,): the chance that a row is off for a sample
+    change: Tensor  # (r, r): q here = change @ q before, up to scale
+
+
+def dual_problem(factors: Factors) -> DualProblem:
+    """The whole problem, in the live rows."""
+    live = factors.live_rows
+    h = factors.bias_coordinates * factors.singular_values
+    ends, bias = (
+        factors.before_and_after
+    )  # local training moves the signs: halfway is nearest to all its steps
+    H = ends.mean(0) * factors.singular_values + torch.outer(bias.mean(0).squeeze(1), h)
+    one = torch.eye(factors.b, dtype=h.dtype, device=h.device)
+    least_agreement = SIGN_AGREEMENT if factors.protocol.one_step else _SIGN_AGREEMENT_TRAINED
+    return DualProblem(factors.left[live], H[live], h, least_agreement, one, one)
+
+
+def chance_off(problem: DualProblem) -> Tensor:
+    """How likely each row is off for a sample (rows,), before any sample is known.
+
+    c = h / |h|^2 is the batch's mean sample (its preactivations correlate with the true mean to 0.98
+    and more on uncentred images); what is orthogonal to h spreads the samples around it. An offset
+    no larger than the mean of r centred samples would show is shrunk to nothing (James and Stein).
+    """
+    length = problem.h.norm()
+    mean = problem.H @ (problem.h / length.square())
+    spread = (problem.H - torch.outer(mean, problem.h)).norm(dim=1) / length
+    offset = mean / spread.clamp_min(1e-9 * float(mean.abs().max()))
+    excess = problem.missing * float(offset.var()) if len(offset) > 1 else 0.0
+    shrink = max(0.0, 1 - 2 / excess) if excess > 0 else 0.0
+    chance: Tensor = torch.special.ndtr(-offset * shrink)
+    return chance
+
+
+def balance(problem: DualProblem) -> BalancedProblem:
+    """Coordinates for the search: rows of one size, weighed by the chance that they are off.
+
+    A row in which every sample is active says nothing about zeros, yet carries most of the energy of
+    uncentred batches. With the rows brought to one size, and whitened under these weights (Tyler's
+    scatter), the columns of dL/dZ become nearly orthogonal, so that c ~ q.
+    """
+    r = problem.missing
+    weights = chance_off(problem).clamp_min(_LEAST_WEIGHT)
+    U, change = problem.U, torch.eye(r, dtype=problem.U.dtype, device=problem.U.device)
+    for _ in range(_SWEEPS):
+        triangle = torch.linalg.qr(weights.sqrt()[:, None] * unit(U), mode="r").R
+        change = triangle @ change
+        U = torch.linalg.solve_triangular(change, problem.U, upper=True, left=False)
+    H = problem.H @ change.T
+    size = H.square().mean().sqrt()
+    return BalancedProblem(
+        least_agreement=problem.least_agreement,
+        U=unit(U) * r**0.5,
+        H=H / size,
+        h=change @ problem.h / size,
+        q_basis=size
+        * torch.linalg.solve_triangular(change, problem.q_basis, upper=True, left=False),
+        c_basis=problem.c_basis @ change.T / size,
+        weights=weights,
+        change=change,
+    )
+
+
+class SignRegression:
+    """Preactivations from a guess of the pattern: ridge regression on H, towards c ~ q."""
+
+    def __init__(self, problem: BalancedProblem, dtype: torch.dtype, ridge: float = _RIDGE) -> None:
+        rows = len(problem.H)
+        gram = problem.H.T @ problem.H
+        gram.diagonal().add_(ridge * rows)
+        self.H = problem.H.to(dtype)
+        self.regress = solve_definite(gram, problem.H.T).to(dtype)  # (r, rows)
+
+    def read(self, q: Tensor, activity: Tensor) -> Tensor:
+        """z (rows, k) of root mean square 1, for q (r, k) and the activity of each row (rows, k).
+
+        The activity is anything that is larger where a row is on.
+        """
+        tiny = torch.finfo(q.dtype).tiny
+        pattern = activity - activity.mean(0)
+        along = self.H @ q
+        along *= (along * pattern).sum(0) / along.square().sum(0).clamp_min(tiny)
+        z: Tensor = self.H @ (self.regress @ (pattern - along))
+        z += along
+        z /= (z.norm(dim=0) / len(z) ** 0.5).clamp_min(tiny)
+        return z
+
+
+def read_samples(
+    problem: DualProblem, q: Tensor, off: Tensor, watch: Watch | None = None
+) -> tuple[Tensor, Tensor]:
+    """c of samples whose zeros are known, from their patterns alone; b - k others may be unknown.
+
+    c is the direction that separates the rows that are on from those that are off: logistic
+    regression on the rows of H, towards c ~ q, with c orthogonal to the q of all the others found.
+
+    Args:
+        problem: the whole one.
+        q: (k, b) exact directions.
+        off: (k, rows) their zeros: bool, or how likely each is one.
+        watch: with the workers, if there are any.
+
+    Returns:
+        c (k, b) with c_i . q_i = 1, and the share of rows (k,) whose sign agrees with the pattern.
+    """
+    k = len(q)
+    if not k:
+        return q, q.new_zeros(0)
+    null = torch.linalg.svd(q, full_matrices=True).Vh[k:].T  # (b, b-k): orthogonal to every q
+    dual = torch.linalg.pinv(q).T  # (k, b): q_i . dual_j = 1 if i = j, else 0
+    shared = SharedTerms(problem.H, balance(problem).change, null)
+    return fit_signs(shared, q, off, dual[:, :, None], watch)
+
+
+def consistent_samples(
+    whole: DualProblem,
+    q: Tensor,
+    off: Tensor,
+    least_agreement: float | None = None,
+    watch: Watch | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Both halves (k, b) of those directions whose pattern some input explains.
+
+    A mix of samples has zeros as well, but no c whose signs agree with them.
+    """
+    b, least_agreement = whole.missing, least_agreement or whole.least_agreement
+    if len(q) > b:
+        chosen = sparsest_independent(q.T, off.sum(1).double())
+        q, off = q[chosen], off[chosen]
+    c, share = read_samples(whole, q, off, watch)
+    for _ in range(_MOST_DROPPED):
+        if bool((share >= least_agreement).all()):
+            return q, c
+        # One mix spoils the reading of all it holds. It is the one without which the others fit.
+        suspects = off.sum(1).argsort()[:_POSSIBLE_MIXES].tolist()
+        others = [[j for j in range(len(q)) if j != i] for i in suspects]
+        shares = [read_samples(whole, q[o], off[o], watch)[1] for o in others]
+        fits = [int((share >= least_agreement).sum()) for share in shares]
+        best = max(range(len(fits)), key=fits.__getitem__)
+        if fits[best] <= int((share >= least_agreement).sum()):
+            break
+        q, off = q[others[best]], off[others[best]]
+        c, share = read_samples(whole, q, off, watch)
+    sound = share >= least_agreement
+    if not bool(sound.all()):
+        q = q[sound]
+        c, _ = read_samples(whole, q, off[sound], watch)
+    return q, c
+
+
+def agreement(problem: DualProblem, q: Tensor, off: Tensor) -> Tensor:
+    """The share of rows (k,) whose sign some c explains, each direction on its own.
+
+    0.97 and more for samples. A mix of samples has zeros as well, but no c whose signs agree with
+    them, as long as the rows are many more than twice the dimensions of c.
+
+    Args:
+        problem: what was missing when they were found.
+        q: (k, r) directions in its coordinates.
+        off: (k, rows) their zeros: bool, or how likely each is one.
+    """
+    r = problem.missing
+    anywhere = torch.eye(r, dtype=q.dtype, device=q.device)
+    shared = SharedTerms(problem.H, balance(problem).change, anywhere)
+    return fit_signs(shared, q, off, q.new_zeros(len(q), r, 0))[1]
+
+
+def deflate(problem: DualProblem, q: Tensor, c: Tensor) -> DualProblem:
+    """What is left to find once k samples are known: b - k dimensions, both halves.
+
+    Every missing q_j lies in {q : c_i . q = 0}, every missing c_j in {c : q_i . c = 0}. The q_i are
+    exact, so the second is exact; the c_i are read from patterns, so the first is nearly so.
+
+    Args:
+        problem: the whole one.
+        q: (k, b) exact directions of the samples found.
+        c: (k, b) their other halves.
+    """
+    k = len(q)
+    if k == 0:
+        return problem
+    c_basis = torch.linalg.svd(q, full_matrices=True).Vh[k:].T  # (b, b-k)
+    q_basis = torch.linalg.svd(c, full_matrices=True).Vh[k:].T
+    q_basis = q_basis @ torch.linalg.inv(c_basis.T @ q_basis)  # dual to c_basis
+    U, H, h = problem.U @ q_basis, problem.H @ c_basis, c_basis.T @ problem.h
+    return DualProblem(U, H, h, problem.least_agreement, q_basis, c_basis)

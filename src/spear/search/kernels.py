@@ -1,0 +1,211 @@
+"""Kernels of the rows in which a sample is off: exact directions, and how redundant their zeros are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spear.factors import Side
+from spear.tolerances import UNDECIDED
+
+# A kernel of b-1 rows amplifies the update's noise by the condition of the submatrix: before it is
+# rounded, entries up to this many zero levels may be zeros. Rounding throws out what is not.
+_MARGIN = 30.0
+_MARGIN_NOISY = 2.0  # kernels of larger submatrices hold the noise down, and there is less room
+_PASSES = 8  # rounding passes; true directions settle in two to four
+# A row this far above the median zero is no zero (4.7 standard deviations of Gaussian noise).
+_OUTLIER = 7.0
+# A row that alone holds a direction has leverage 1, noise takes a little off; a sample's zero rows
+# share the load (about b / zeros each).
+_LEVERAGE_SLACK = 1e-3
+_INVERSE_STEPS = 4  # the smallest value settles in two, the second is good to a few per cent
+_AT_ONCE = 1 << 22  # entries of the largest tensor: 32 MB in float64
+# Below this share of a unit vector a direction adds no rank: rounding leaves directions good to
+# 1e-5 or better, while independent ones of real batches stay above 1e-3.
+INDEPENDENT = 1e-6
+_MAX_INVERSE_GRAM = 1e12  # an inverse Gram matrix this large leaves a second direction free
+
+
+def round_to_kernel(side: Side, candidate: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The exact direction near a candidate: the kernel of ALL its zero rows, not of b-1 of them.
+
+    Overdetermined, so far more precise than the submatrix the candidate came from. Returns the
+    unit direction (b,) and its zero rows (rows,), or None where the candidate has no such kernel.
+    """
+    q = unit(candidate)
+    zeros = (side.basis @ q).abs() <= zero_margin(side) * side.zero
+    best, best_level = None, UNDECIDED * side.zero  # rounding is uneven: up to this much is seen
+    for _ in range(_PASSES):
+        kernel = _kernel(side, zeros)
+        if kernel is None:
+            return best
+        q, values, level = kernel
+        settled = values <= level
+        if not torch.equal(settled, zeros):
+            zeros = settled
+            continue
+        if level > best_level:
+            return best
+        best, best_level = (q, zeros), level
+        sharper = _without_outlier_rows(side, values, settled, level)
+        if sharper is not None:
+            best, best_level = sharper
+            return best
+        zeros = values <= _below_gap(values, level)  # rows above may be zeros of a sharper kernel
+        if torch.equal(settled, zeros):
+            return best
+    return best
+
+
+def _without_outlier_rows(
+    side: Side, values: Tensor, zeros: Tensor, level: float
+) -> tuple[tuple[Tensor, Tensor], float] | None:
+    """The same direction without a row or two that are nearly zero, but not quite.
+
+    Such a row turns the kernel a little, and every zero pays for it: where the level falls by half
+    without the largest values, they were no zeros.
+    """
+    if level <= side.zero:
+        return None
+    tight = zeros & (values <= max(side.zero, 2 * float(values[zeros].median())))
+    kernel = _kernel(side, tight)
+    if kernel is None or kernel[2] > level / 2:
+        return None
+    wide = _kernel(side, kernel[1] <= UNDECIDED * side.zero)  # zeros that the few rows held badly
+    if wide is not None and wide[2] <= level / 2:
+        kernel = wide
+    q, values, level = kernel
+    return (q, values <= level), level
+
+
+def _kernel(side: Side, zeros: Tensor) -> tuple[Tensor, Tensor, float] | None:
+    """The unit vector that vanishes on the rows best, |basis q|, and the level of its zeros."""
+    b = side.basis.shape[1]
+    if int(zeros.sum()) < b - 1:
+        return None
+    q, second = smallest_singular(side.basis[zeros])
+    if b > 1 and second <= side.zero:
+        return None  # more than one direction vanishes there
+    values = (side.basis @ q).abs()
+    median = float(values[zeros].median()) if bool(zeros.any()) else 0.0
+    return q, values, max(side.zero, _OUTLIER * median)
+
+
+def smallest_singular(A: Tensor) -> tuple[Tensor, float]:
+    """The right singular vector (b,) of the smallest singular value, and the second smallest value.
+
+    By inverse iteration on the triangle of a QR decomposition: as exact as an SVD (the condition
+    number is not squared) and ten times faster. The second value is approached from above.
+    """
+    rows, b = A.shape
+    if rows < b or b == 1:
+        _, s, Vt = torch.linalg.svd(A, full_matrices=True)
+        return Vt[-1], float(s[b - 2]) if b > 1 else float("inf")
+    R = torch.linalg.qr(A, mode="r").R
+    # A singular triangle (a clean kernel) is nudged by a rounding, as LAPACK's own solvers do.
+    nudge = torch.finfo(A.dtype).eps * float(R.abs().max())
+    diagonal = R.diagonal()
+    diagonal.copy_(torch.where(diagonal.abs() < nudge, nudge, diagonal))
+    x = torch.linspace(1, 2, 2 * b, dtype=A.dtype, device=A.device).view(2, b).T.sin()  # (b, 2)
+    for _ in range(_INVERSE_STEPS):
+        x = torch.linalg.solve_triangular(R.T, x, upper=False)
+        x = torch.linalg.qr(torch.linalg.solve_triangular(R, unit(x, 0), upper=True)).Q
+    return x[:, 0], float((R @ x[:, 1]).norm())
+
+
+def unit(vectors: Tensor, dim: int = -1) -> Tensor:
+    """Vectors of length one along a dimension, however small they were."""
+    lengths: Tensor = vectors.norm(dim=dim, keepdim=True)
+    return vectors / lengths.clamp_min(torch.finfo(vectors.dtype).tiny)
+
+
+def sparsest_independent(vectors: Tensor, sparsity: Tensor) -> list[int]:
+    """Stage one (Spielman et al.): go from sparse to dense, keep what raises the rank.
+
+    Args:
+        vectors: (b, c) unit columns.
+        sparsity: (c,) larger is taken first.
+    """
+    b = len(vectors)
+    span = vectors.new_zeros(b, 0)
+    chosen: list[int] = []
+    for j in torch.argsort(sparsity, descending=True, stable=True).tolist():
+        rest = vectors[:, j] - span @ (span.T @ vectors[:, j])
+        rest = rest - span @ (span.T @ rest)  # twice is enough (Kahan)
+        if float(rest.norm()) > INDEPENDENT:
+            chosen.append(j)
+            span = torch.cat([span, (rest / rest.norm())[:, None]], 1)
+        if len(chosen) == b:
+            break
+    return chosen
+
+
+def scale(C: Tensor, bias_coordinates: Tensor) -> Tensor:
+    """FixScale: rows of the inverse of unscaled directions, scaled so that c . (Q 1) = 1.
+
+    The paper's s = Qbar^-1 L^-L dL/db multiplies the columns of Qbar, so it divides the rows of
+    its inverse. A row without scale (s = 0) is no sample; it comes back as NaN.
+    """
+    s = C @ bias_coordinates  # (b,)
+    return C / torch.where(s == 0, torch.nan, s)[:, None]
+
+
+def _below_gap(values: Tensor, level: float) -> float:
+    """The value in front of the largest jump from the zero level upwards."""
+    above = values[values > level].sort().values
+    steps = torch.cat([above.new_tensor([level]), above])
+    if not len(above):
+        return level
+    return float(steps[int((steps[1:] / steps[:-1]).argmax())])
+
+
+def zero_margin(side: Side) -> float:
+    """How many zero levels an entry of an unrounded candidate may reach and still be a zero."""
+    return _MARGIN_NOISY if side.noisy else _MARGIN
+
+
+def redundant(side: Side, directions: Tensor, zeros: Tensor) -> Tensor:
+    """Which directions are still determined by their zeros if any one zero row is left out.
+
+    A mix of samples is zero where all of them are, and in the few more rows it was solved for: leave
+    one of these out and it is free to turn. A sample's own zeros hold it many times over. On real
+    batches this tells the two apart where sparsity does not: neurons that are off for all samples
+    make every mix look sparse. (The paper filters by sparsity alone and leaves the rest to lambda.)
+
+    Args:
+        directions: (k, b) in the white basis, of unit length.
+        zeros: (k, rows) bool.
+    """
+    answers = [torch.zeros(0, dtype=torch.bool, device=zeros.device)]
+    step = max(1, _AT_ONCE // side.white.numel())
+    for q, pattern in zip(torch.split(directions, step), torch.split(zeros, step), strict=True):
+        inverse = _inverse_gram(side, q, pattern)
+        leverage = ((side.white @ inverse) * side.white).sum(-1)  # (k, rows)
+        held = ((leverage < 1 - _LEVERAGE_SLACK) | ~pattern).all(1)
+        answers.append(held & (inverse.abs().amax((1, 2)) < _MAX_INVERSE_GRAM))
+    return torch.cat(answers)
+
+
+def redundancy(side: Side, direction: Tensor, zeros: Tensor) -> int:
+    """How many zero rows, whichever, can be left out of a direction: 0, 1, or 2 and more.
+
+    One more row than was solved for may be zero by accident, after millions of samples; two are not.
+    """
+    A = side.white[zeros]  # (zeros, b)
+    inverse = _inverse_gram(side, direction[None], zeros[None])[0]
+    P = A @ inverse @ A.T  # projection onto the span of the zero rows
+    rest = 1 - P.diagonal()
+    left = rest[:, None] * rest - P.square()  # what remains of two rows beside all the others
+    left.fill_diagonal_(1.0)
+    if float(inverse.abs().max()) >= _MAX_INVERSE_GRAM or not bool((rest > _LEVERAGE_SLACK).all()):
+        return 0
+    return 2 if bool((left > _LEVERAGE_SLACK**2).all()) else 1
+
+
+def _inverse_gram(side: Side, directions: Tensor, zeros: Tensor) -> Tensor:
+    """Inverse Gram matrices of the zero rows (k, b, b), their kernel filled in by the direction."""
+    gram = (side.white.T * zeros[:, None].to(side.white)) @ side.white
+    inverse: Tensor = torch.linalg.inv_ex(
+        gram + directions[:, :, None] * directions[:, None, :]
+    ).inverse
+    return inverse

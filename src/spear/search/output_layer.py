@@ -1,0 +1,80 @@
+"""The output layer: its inputs come out of a ReLU, its gradient is dense.
+
+There are no signs to help, but inputs are never negative, and their scale is known: with x = V c and
+c . h = 1, every sample is a point of
+
+    { c : V c >= 0, c . h = 1 },
+
+and where it has b - 1 independent zeros, a vertex. Its zeros are many more than b - 1, and the more of
+them, the wider the cone of directions in which it is the farthest point: a linear programme along a
+random direction ends in a sample nearly always at b = 10, m = 400, and every fourth time at b = 20 in
+the last layer of six. The paper leaves this layer to the sampling of submatrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import scipy
+import torch
+from torch import Tensor
+
+from spear.factors import Factors
+from spear.search.candidates import CandidatePool
+from spear.search.directions import Directions
+from spear.search.kernels import unit
+from spear.search.watch import Watch
+
+
+def vertices_by_linear_programme(
+    factors: Factors,
+    pool: CandidatePool,
+    *,
+    patience: int,
+    generator: torch.Generator,
+    watch: Watch,
+) -> Iterator[Directions]:
+    """Linear programmes along random directions, away from the samples found, until all are there."""
+    side, h, b = pool.side, factors.bias_coordinates, factors.b
+    idle = 0
+    # Mixes are vertices too, with fewer zeros: once there are b, a few more show whether they last.
+    while idle < b * (1 if pool.complete else patience) and not watch.expired:
+        with watch.stage("seek"):
+            found, _ = pool.overdetermined()
+            level = found[: len(found) * (idle % 2 == 0)]  # every other direction is free
+            point = farthest(side.white, h, away_from(level, side.white, generator))
+            watch.count("programmes")
+        idle += 1
+        if point is not None and pool.add(point[None]):
+            idle = 0
+        watch.report("search", done=watch.count("programmes", 0), found=len(pool), batch_size=b)
+    if len(pool):
+        yield pool.snapshot()
+
+
+def away_from(found: Tensor, white: Tensor, generator: torch.Generator) -> Tensor:
+    """A random direction (b,), as rows of `white` spread it, level along all samples found (k, b)."""
+    noise = torch.randn(len(white), generator=generator, device=generator.device).to(white)
+    direction = white.T @ noise
+    if len(found):
+        span = torch.linalg.qr(found.T).Q
+        direction = direction - span @ (span.T @ direction)
+    return unit(direction)
+
+
+def farthest(white: Tensor, h: Tensor, direction: Tensor) -> Tensor | None:
+    """The c (b,) farthest along a direction with white c >= 0 and c . h = 1; None if there is no end.
+
+    Rounding leaves a sample's zeros a little negative, which moves a vertex; taking the kernel of all
+    its zeros brings it back.
+    """
+    solution = scipy.optimize.linprog(
+        -direction.cpu().numpy(),
+        A_ub=-white.cpu().numpy(),
+        b_ub=torch.zeros(len(white)).numpy(),
+        A_eq=h.cpu().numpy()[None],
+        b_eq=[1.0],
+        bounds=(None, None),
+        method="highs",
+    )
+    return torch.from_numpy(solution.x).to(white) if solution.status == 0 else None

@@ -1,0 +1,100 @@
+"""The clock of one inversion: deadline, progress, seconds per stage, counters, and its workers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from spear.search.parallel import ParallelMap, Piece, worth_distributing
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What `on_progress` is called with, a few times a second."""
+
+    stage: str  # "factorise", "search", "judge"
+    done: int = 0  # submatrices sampled so far
+    expected: float | None = None  # how many the theory expects; None in the cascade
+    found: int = 0  # directions found
+    batch_size: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class Watch:
+    """The clock of one inversion: deadline, progress, seconds per stage, counters; and its workers."""
+
+    on_progress: Callable[[Progress], None] | None = None
+    max_seconds: float | None = None
+    started: float = field(default_factory=time.monotonic)
+    stats: dict[str, float] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    parallel: ParallelMap = field(default_factory=ParallelMap)
+    _inner: float = 0.0  # seconds of the stages inside the current one
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def seconds_left(self) -> float | None:
+        return None if self.max_seconds is None else self.max_seconds - self.seconds
+
+    @property
+    def expired(self) -> bool:
+        return self.max_seconds is not None and self.seconds >= self.max_seconds
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the seconds spent inside to the stage, less those of stages within it."""
+        began, outer, self._inner = time.monotonic(), self._inner, 0.0
+        self.stats.setdefault(name, 0.0)
+        try:
+            yield
+        finally:
+            spent = time.monotonic() - began
+            self.stats[name] += spent - self._inner
+            self._inner = outer + spent
+
+    def count(self, name: str, amount: int = 1) -> int:
+        self.stats[name] = int(self.stats.get(name, 0)) + amount
+        return int(self.stats[name])
+
+    def map(
+        self,
+        function: Callable[..., T],
+        shared: Piece,
+        pieces: Iterable[Piece],
+        *,
+        multiplications: float = math.inf,
+        complete: bool = False,
+    ) -> Iterator[T]:
+        """`function(*shared, *piece)` for every piece, in order, by the workers where it is worth it.
+
+        Once the time is up the rest is left out, unless it must be complete. See `ParallelMap.run`.
+        """
+        parallel = self.parallel if worth_distributing(multiplications) else ParallelMap()
+        left = (lambda: None) if complete else (lambda: self.seconds_left)
+        return parallel.run(function, shared, pieces, left)
+
+    def remark(self, words: str) -> None:
+        """What the finder has to say about how it ended; goes into the result's reason."""
+        self.remarks.append(words)
+
+    def report(
+        self,
+        stage: str,
+        *,
+        done: int = 0,
+        expected: float | None = None,
+        found: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        if self.on_progress is not None:
+            self.on_progress(Progress(stage, done, expected, found, batch_size, self.seconds))

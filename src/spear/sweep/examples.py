@@ -1,0 +1,84 @@
+"""Examples of a sweep, for people to see: an update at each end, attacked again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from spear.report import Finding, Report, load
+from spear.sweep import trial as attack_trial
+from spear.sweep.leakage import Leakage, LeakageLevel, percent
+from spear.sweep.plan import Sweep
+from spear.sweep.report import setting_name
+from spear.sweep.running import attacked_again
+from spear.trials import Row
+
+_EXAMPLES = "examples.json"
+_PATIENCE = 10.0  # seconds
+
+
+def pick_examples(sweep: Sweep, found: Sequence[Leakage]) -> list[Finding]:
+    """One update at each end, attacked again: what leaks most, what barely does, what does not."""
+    base = sweep.grid.base
+    return [
+        attack_trial.finding(
+            attacked_again(sweep, leakage, row.seed),
+            f"{setting_name(leakage, base)} (seed {row.seed})",
+            (f"{why}; at this setting {percent(leakage.leaked)} leaked.",),
+        )
+        for why, leakage, row in _extremes(found)
+    ]
+
+
+def _extremes(found: Sequence[Leakage]) -> list[tuple[str, Leakage, Row]]:
+    exact = [a for a in found if a.verdict is LeakageLevel.EXACT]
+    faint = _quick(
+        [a for a in found if a.verdict in (LeakageLevel.RECOGNISABLE, LeakageLevel.SINGLE)]
+    )
+    quiet = _quick([a for a in found if a.verdict is LeakageLevel.NOTHING and a.best is not None])
+    chosen: list[tuple[str, Leakage, Row]] = []
+    plain = [a for a in exact if not a.setting.defended]
+    if plain:
+        most = max(plain, key=lambda a: a.setting.total)
+        wanted = next(row for row in most.done if row.metrics["exact"])
+        chosen.append(("Without a defence: the largest batch that came back whole", most, wanted))
+    exact = [a for a in exact if a.setting.defended]
+    if exact:
+        most = max(exact, key=lambda a: (a.setting.total, a.usual_best or 0))
+        wanted = next(row for row in most.done if row.metrics["exact"])
+        chosen.append(("With a defence, and whole all the same", most, wanted))
+    if faint:
+        least = min(faint, key=lambda a: a.usual_best or 0)
+        leaking = [
+            row for row in least.done if row.metrics["recognised"] or row.metrics["certified"]
+        ]
+        wanted = min(leaking, key=lambda row: row.metrics["best"] or 0)
+        chosen.append(("The faintest leak", least, wanted))
+    if quiet:
+        nearest = max(quiet, key=lambda a: a.best or 0)
+        wanted = max(nearest.done, key=lambda row: row.metrics["best"] or -1e9)
+        chosen.append(("Nothing recognisable: the nearest that the attack came", nearest, wanted))
+    return chosen
+
+
+def _quick(candidates: list[Leakage]) -> list[Leakage]:
+    """Those that can be attacked again while somebody waits; all if there is none."""
+    return [a for a in candidates if (a.seconds or 0.0) < _PATIENCE] or candidates
+
+
+def keep_examples(out: Path, findings: Sequence[Finding]) -> None:
+    """Beside the rows, for `--only-draw`."""
+    Report.new("audit", "examples", "", findings).save(out / _EXAMPLES)
+
+
+def forget_examples(out: Path) -> bool:
+    """Remove those of an earlier run, if it kept any: they are clients' data."""
+    there = (out / _EXAMPLES).is_file()
+    (out / _EXAMPLES).unlink(missing_ok=True)
+    return there
+
+
+def kept_examples(out: Path) -> tuple[Finding, ...]:
+    """Those of an earlier run; none if it kept none."""
+    path = out / _EXAMPLES
+    return load(path).findings if path.exists() else ()

@@ -1,0 +1,173 @@
+"""What the rows of one setting come to: how much leaked, how sure that is, and what it costs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from spear.federated import Noise
+from spear.metrics import Rate
+from spear.sweep.grid import Axis
+from spear.sweep.setting import Setting
+from spear.sweep.utility import Utility
+from spear.trials import Row, Status
+
+
+class LeakageLevel(Enum):
+    """The worst that happened at a setting, in any of its batches."""
+
+    EXACT = "whole batches exact"
+    SINGLE = "single samples exact"
+    RECOGNISABLE = "recognisable"
+    NOTHING = "nothing recovered"
+    UNMEASURED = "not measured"
+
+
+@dataclass(frozen=True, eq=False)
+class Leakage:
+    """One setting, its trials and its training."""
+
+    setting: Setting
+    noise: Noise
+    rows: tuple[Row, ...]  # one a batch
+    utility: Utility | None
+
+    @property
+    def done(self) -> list[Row]:
+        return [row for row in self.rows if row.status is Status.DONE]
+
+    @property
+    def failed(self) -> list[Row]:
+        """Trials that say nothing: an error, or a worker that died."""
+        return [row for row in self.rows if row.status is not Status.DONE]
+
+    @property
+    def out_of_time(self) -> int:
+        """Batches that were not recovered whole when the attack's time was over."""
+        return sum(row.cut_short and not row.metrics["exact"] for row in self.done)
+
+    @property
+    def leaked(self) -> Rate:
+        """Batches of which any sample was recognisable, exact or certified."""
+        return self._rate(lambda m: m["recognised"] or m["recovered"] or m["certified"])
+
+    @property
+    def single(self) -> Rate:
+        """Batches of which any sample was exact."""
+        return self._rate(lambda m: m["recovered"])
+
+    @property
+    def exact(self) -> Rate:
+        """Batches of which every sample was exact."""
+        return self._rate(lambda m: m["exact"])
+
+    def share(self, metric: str) -> float | None:
+        """Of all samples of all batches, how many are `metric`: recovered, recognised, certified."""
+        total = sum(row.metrics["samples"] for row in self.done)
+        return sum(row.metrics[metric] for row in self.done) / total if total else None
+
+    @property
+    def certified_wrong(self) -> int:
+        return sum(row.metrics["certified_wrong"] for row in self.done)
+
+    @property
+    def best(self) -> float | None:
+        """PSNR of the best sample of all batches."""
+        return max(self._best_of_each(), default=None)
+
+    @property
+    def usual_best(self) -> float | None:
+        """Median over the batches of their best sample's PSNR."""
+        found = self._best_of_each()
+        return statistics.median(found) if found else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Median of the attack."""
+        times = [row.seconds for row in self.done if row.seconds is not None]
+        return statistics.median(times) if times else None
+
+    @property
+    def verdict(self) -> LeakageLevel:
+        if not self.done:
+            return LeakageLevel.UNMEASURED
+        if self.exact.count:
+            return LeakageLevel.EXACT
+        if self.single.count:
+            return LeakageLevel.SINGLE
+        return LeakageLevel.RECOGNISABLE if self.leaked.count else LeakageLevel.NOTHING
+
+    def _best_of_each(self) -> list[float]:
+        best = [row.metrics["best"] for row in self.done]
+        return [value for value in best if value is not None]
+
+    def _rate(self, counts: Any) -> Rate:
+        return Rate(sum(bool(counts(row.metrics)) for row in self.done), len(self.done))
+
+
+def percent(rate: Rate) -> str:
+    """
+    >>> percent(Rate(0, 5))
+    '0 of 5 batches (95 % interval 0-52 %)'
+    """
+    low, high = rate.interval()
+    return (
+        f"{rate.count} of {rate.trials} batches (95 % interval {100 * low:.0f}-{100 * high:.0f} %)"
+    )
+
+
+def along(axis: Axis, found: Iterable[Leakage]) -> list[tuple[Any, Leakage]]:
+    """An axis' values with what was found there: numbers ascending, noise by its sigma."""
+    by_setting = {leakage.setting: leakage for leakage in found}
+    points = [(value, by_setting[s]) for value, s in axis.points if s in by_setting]
+    if axis.name == "noise":
+        return sorted(points, key=lambda point: point[1].noise.sigma)
+    if axis.name == "precision":
+        return points
+    if axis.name == "clip":  # no clipping first, then ever tighter
+        return sorted(points, key=lambda p: -(p[0] if p[0] is not None else float("inf")))
+    return sorted(points, key=lambda point: point[0] or 0)
+
+
+def named(axis: Axis, value: Any, leakage: Leakage) -> str:
+    """A value of an axis in few words."""
+    if axis.name == "noise":
+        noise = leakage.noise
+        if not noise.sigma:
+            return "none"
+        return f"z = {noise.multiplier:.3g}" if noise.multiplier else f"σ = {noise.sigma:.3g}"
+    if axis.name == "epochs" and not value:
+        return "FedSGD"
+    if axis.name == "pruned":
+        return f"{value:.0%}" if value else "none"
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def trend(axis: Axis, found: Sequence[Leakage]) -> str:
+    """Where leakage starts and stops along an axis, in one sentence."""
+    points = along(axis, found)
+    runs: list[tuple[LeakageLevel, list[str]]] = []
+    for value, leakage in points:
+        name = named(axis, value, leakage)
+        if runs and runs[-1][0] is leakage.verdict:
+            runs[-1][1].append(name)
+        else:
+            runs.append((leakage.verdict, [name]))
+    ordered = axis.name not in ("precision",)
+    parts = []
+    for i, (verdict, names) in enumerate(runs):
+        if len(runs) == 1 and len(names) > 1:
+            where = f"at all of {', '.join(names)}"
+        elif ordered and i == 0 and len(names) > 1:
+            where = f"up to {names[-1]}"
+        elif ordered and i == len(runs) - 1 and len(names) > 1:
+            where = f"from {names[0]} on"
+        else:
+            where = f"at {', '.join(names)}"
+        parts.append(f"{verdict.value} {where}")
+    return "; ".join(parts)

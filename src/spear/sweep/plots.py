@@ -1,0 +1,216 @@
+"""The leakage frontier as plots: leakage, the best recovery and utility along each axis."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from spear.metrics import EXACT_DB
+from spear.report import Drawing, plots
+from spear.sweep.grid import AXES, Axis
+from spear.sweep.leakage import Leakage, along, named
+from spear.sweep.plan import Sweep
+from spear.sweep.setting import Setting
+from spear.sweep.trial import OTHER_DB, PICTURE_DB
+from spear.update import NOISE_UNITS
+
+_SHOWN_DB = 120.0  # beyond that all recoveries are alike: rounding
+_OFFSET = 0.012  # of the axis
+
+
+def drawings(sweep: Sweep, found: Sequence[Leakage]) -> tuple[Drawing, ...]:
+    """A drawing for each axis, and a map where two were crossed."""
+    measured = {leakage.setting for leakage in found if leakage.done}
+    axes = [axis for axis in sweep.grid.axes if measured & {s for _, s in axis.points}]
+    drawn = [_axis(sweep, axis, found) for axis in axes]
+    if sweep.grid.cross and len(axes) > 1:
+        drawn.insert(0, _map(sweep, found))
+    return tuple(drawn)
+
+
+def _axis(sweep: Sweep, axis: Axis, found: Sequence[Leakage]) -> Drawing:
+    points = [(value, leakage) for value, leakage in along(axis, found) if leakage.done]
+    measured = any(leakage.utility for _, leakage in points)
+    with plots.style():
+        drawn = plots.figure(3.3 * (3 if measured else 2), 2.9 if axis.name == "noise" else 2.5)
+        panels = drawn.subplots(1, 3 if measured else 2)
+        x = _positions(axis, points)
+        joined = axis.name != "precision"  # its values have no order
+        _leakage(panels[0], x, points, joined=joined)
+        _quality(panels[1], x, points, pictures=sweep.subject.samples().image_format is not None)
+        if measured:
+            _utility(panels[2], x, points, classes=sweep.subject.samples().classes is not None)
+        for panel in panels:
+            _ticks(panel, axis, x, points)
+        svg = _svg(drawn, axis.name)
+    caption = (
+        "Left: share of batches of which anything leaked, and that came back whole, with 95 % "
+        "intervals. Then the best sample of a batch: the median over batches, a cross where none came "
+        "back."
+    )
+    caption += " Right: training under the same setting, ± over runs." if measured else ""
+    return Drawing(f"Leakage against {axis.title}", svg, caption)
+
+
+def _positions(axis: Axis, points: Sequence[tuple[Any, Leakage]]) -> list[float]:
+    """Noise by its logarithm, no noise a step before the least; other values one after another."""
+    if axis.name != "noise":
+        return [float(i) for i in range(len(points))]
+    logs = [math.log10(a.noise.sigma) if a.noise.sigma else None for _, a in points]
+    least = min((value for value in logs if value is not None), default=0.0)
+    return [least - 1.0 if value is None else value for value in logs]
+
+
+def _ticks(
+    panel: Any, axis: Axis, x: Sequence[float], points: Sequence[tuple[Any, Leakage]]
+) -> None:
+    names = [named(axis, value, leakage) for value, leakage in points]
+    if axis.name != "noise":
+        panel.set_xticks(x, names, rotation=30 if max(map(len, names), default=0) > 6 else 0)
+        panel.set_xlabel(axis.title)
+        panel.set_xlim(-0.4, len(x) - 0.6)
+        return
+    panel.set_xticks(x, [f"{a.noise.sigma:.1e}" if a.noise.sigma else "0" for _, a in points])
+    panel.tick_params(axis="x", rotation=45)
+    panel.set_xlabel("noise σ on an entry of the update")
+    if any(a.noise.multiplier for _, a in points):
+        above = panel.secondary_xaxis("top")
+        above.set_xticks(x, [_private(a) for _, a in points], fontsize=6)
+        above.set_xlabel("multiplier z, ε below it", fontsize=7)
+
+
+def _private(leakage: Leakage) -> str:
+    z, epsilon = leakage.noise.multiplier, leakage.noise.epsilon
+    if not z:
+        return "0\n∞"
+    shown = "?" if epsilon is None else f"{epsilon:.2g}" if epsilon < 100 else f"{epsilon:.0e}"
+    return f"{z:.2g}\n{shown.replace('e+0', 'e')}"
+
+
+def _leakage(
+    panel: Any, x: Sequence[float], points: Sequence[tuple[Any, Leakage]], *, joined: bool
+) -> None:
+    styles = (
+        ("anything leaked", plots.ORANGE, "o", "-", [a.leaked for _, a in points]),
+        ("whole batch exact", plots.BLUE, "s", "--", [a.exact for _, a in points]),
+    )
+    apart = _OFFSET * (max(x) - min(x) or 1.0)  # so that no interval hides the other
+    for side, (label, colour, marker, line, rates) in zip((-apart, apart), styles, strict=True):
+        shares = [100 * (rate.share or 0.0) for rate in rates]
+        bounds = [[100 * bound for bound in rate.interval()] for rate in rates]
+        low = [max(0.0, s - b[0]) for s, b in zip(shares, bounds, strict=True)]
+        high = [max(0.0, b[1] - s) for s, b in zip(shares, bounds, strict=True)]
+        panel.errorbar(
+            [i + side for i in x],
+            shares,
+            [low, high],
+            color=colour,
+            marker=marker,
+            ls=line if joined else "none",
+            label=label,
+            capsize=2,
+            elinewidth=0.7,
+        )
+    panel.set_ylim(-4, 104)
+    panel.set_ylabel("batches, %")
+    panel.legend(loc="best")
+
+
+def _quality(
+    panel: Any, x: Sequence[float], points: Sequence[tuple[Any, Leakage]], *, pictures: bool
+) -> None:
+    known = [(i, a.usual_best) for i, (_, a) in zip(x, points, strict=True)]
+    shown = [(i, min(best, _SHOWN_DB)) for i, best in known if best is not None]
+    panel.plot([i for i, _ in shown], [best for _, best in shown], color=plots.BLUE, marker="o")
+    empty = [i for i, best in known if best is None]
+    if empty:
+        panel.plot(empty, [2.0] * len(empty), color=plots.BLUE, marker="x", ls="none")
+    for level, words in (
+        (EXACT_DB, "exact"),
+        (PICTURE_DB if pictures else OTHER_DB, "recognisable"),
+    ):
+        panel.axhline(level, color=plots.GREY, lw=0.8, ls=":")
+        panel.text(
+            0.99, level, words, color=plots.GREY, fontsize=6.5, ha="right", va="bottom",
+            transform=panel.get_yaxis_transform(),
+        )  # fmt: skip
+    panel.set_ylim(0, _SHOWN_DB + 5)
+    panel.set_ylabel("best sample, dB PSNR")
+
+
+def _utility(
+    panel: Any, x: Sequence[float], points: Sequence[tuple[Any, Leakage]], *, classes: bool
+) -> None:
+    unit = 100 if classes else 1
+    known = [(i, a.utility) for i, (_, a) in zip(x, points, strict=True) if a.utility]
+    where = [i for i, _ in known]
+    panel.errorbar(
+        where,
+        [unit * gain.quality for _, gain in known],
+        [unit * (gain.spread or 0.0) for _, gain in known],
+        color=plots.GREEN,
+        marker="D",
+        capsize=2,
+        elinewidth=0.7,
+        label="as set",
+    )
+    plain = [
+        unit * (gain.quality + (1 if classes else -1) * (gain.cost or 0.0)) for _, gain in known
+    ]
+    panel.plot(where, plain, color=plots.GREY, ls=":", marker=".", label="without defence")
+    panel.set_ylim(bottom=0)
+    panel.set_ylabel("held-out accuracy, %" if classes else "held-out loss")
+    panel.legend(loc="best")
+
+
+def _map(sweep: Sweep, found: Sequence[Leakage]) -> Drawing:
+    """Two axes against each other, the others at the base: how many batches leak, and come whole."""
+    down, across = sorted(sweep.grid.axes, key=lambda a: len(a.points), reverse=True)[:2]
+    by_setting = {leakage.setting: leakage for leakage in found}
+    rows = along(down, found)
+    columns = along(across, found)
+    with plots.style():
+        drawn = plots.figure(1.6 + 0.75 * len(columns), 1.3 + 0.42 * len(rows))
+        panel: Any = drawn.subplots()
+        shares = [[float("nan")] * len(columns) for _ in rows]
+        for i, (_, one) in enumerate(rows):
+            for j, (_, two) in enumerate(columns):
+                leakage = by_setting.get(_both(one, two, across))
+                if leakage is None or not leakage.done:
+                    continue
+                shares[i][j] = 100 * (leakage.leaked.share or 0.0)
+                words = f"{leakage.exact.count} / {leakage.leaked.count}"
+                ink = "white" if shares[i][j] < 55 else "black"
+                panel.text(j, i, words, ha="center", va="center", fontsize=7, color=ink)
+        image = panel.imshow(shares, cmap="cividis", vmin=0, vmax=100, aspect="auto")
+        panel.set_xticks(range(len(columns)), [named(across, v, a) for v, a in columns])
+        panel.set_yticks(range(len(rows)), [named(down, v, a) for v, a in rows])
+        panel.set_xlabel(AXES[across.name])
+        panel.set_ylabel(AXES[down.name])
+        panel.grid(visible=False)
+        drawn.colorbar(image, ax=panel, label="batches leaking, %")
+        svg = _svg(drawn, "map")
+    caption = f"In a field: batches exact / batches leaking, of {sweep.repeats}."
+    return Drawing(f"Leakage by {down.title} and {across.title}", svg, caption)
+
+
+def _both(one: Leakage, two: Leakage, across: Axis) -> Setting:
+    """The first setting with the second's value of an axis."""
+    names = {"noise": (*NOISE_UNITS, "clip"), "epochs": ("sends", "epochs", "lr")}
+    fields = names.get(across.name, (across.name,))
+    return dataclasses.replace(one.setting, **{f: getattr(two.setting, f) for f in fields})
+
+
+def _svg(drawn: Any, title: str) -> str:
+    """The figure as an SVG element, on white paper of its own."""
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": title}):  # ids of its own: several share a page
+        drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    return re.sub(r"^.*?(?=<svg)", "", text, flags=re.DOTALL)

@@ -1,0 +1,232 @@
+"""The data that a sweep draws private batches from: the user's own, a known dataset, or photos."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spear import data as readers
+from spear.data import ImageData, TabularData
+from spear.errors import InvalidFile, InvalidOption
+from spear.files import load_object, read_tensors
+from spear.report import ImageFormat
+
+_INPUTS, _LABELS = ("inputs", "x", "X", "data", "images"), ("labels", "y", "Y", "targets")
+_FILES = (".npz", ".safetensors", ".pt", ".pth")
+_KNOWN: Mapping[str, Callable[[Path], ImageData | TabularData]] = {
+    "cifar10": readers.cifar10,
+    "mnist": readers.mnist,
+    "tiny_imagenet": readers.tiny_imagenet,
+    "adult": readers.adult,
+}
+_DRAWN = 2000  # of a known dataset: enough for any batch, and for training a little
+_PHOTOS, _PIXELS = 800, 32
+_PHOTO_MEAN, _PHOTO_STD = 0.5, 0.25
+_MOST_CLASSES = 10**6
+_SLACK = 0.5  # pixels may leave [0, 1] by so much before mean and std are clearly others'
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateData:
+    """Samples with labels, and what they look like.
+
+    Args:
+        name: in words.
+        inputs: (N, ...) as the model takes them.
+        labels: (N,) classes as int64, or (N, ...) numbers as floats.
+        image_format: how a sample becomes a picture in [0, 1]; None where it is none.
+        names: (N,) of the samples; numbers unless given.
+    """
+
+    name: str
+    inputs: Tensor = field(repr=False)
+    labels: Tensor = field(repr=False)
+    image_format: ImageFormat | None = None
+    names: tuple[str, ...] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.inputs.ndim < 2 or not self.inputs.is_floating_point():
+            raise InvalidOption(
+                f"{self.name}: expected inputs (samples, ...) of floats, got "
+                f"{tuple(self.inputs.shape)} of {self.inputs.dtype}"
+            )
+        if len(self.labels) != len(self.inputs):
+            raise InvalidOption(
+                f"{self.name}: expected a label for each of {len(self.inputs)} inputs, got "
+                f"{len(self.labels)}"
+            )
+        if not bool(torch.isfinite(self.inputs).all()):
+            raise InvalidOption(f"{self.name}: expected finite inputs, got NaN or infinity")
+        if self.classes is not None and self.classes > _MOST_CLASSES:
+            raise InvalidOption(
+                f"{self.name}: expected labels counted from 0, up to {_MOST_CLASSES:,}, got "
+                f"{self.classes - 1:,}"
+            )
+        if self.image_format is not None:
+            self._check(self.image_format)
+
+    def _check(self, image_format: ImageFormat) -> None:
+        pixels = image_format.pictures(self.inputs.flatten(1))
+        low, high = float(pixels.min()), float(pixels.max())
+        if low < -_SLACK or high > 1 + _SLACK:
+            raise InvalidOption(
+                f"{self.name}: expected pixels in [0, 1] after multiplying with std and adding mean, "
+                f"got {low:.2g} to {high:.2g}: give the client's own mean and std"
+            )
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def classes(self) -> int | None:
+        """How many; None where labels are numbers."""
+        return None if self.labels.is_floating_point() else int(self.labels.max()) + 1
+
+    @property
+    def digest(self) -> str:
+        """Names the content: other samples or labels, another digest."""
+        found = hashlib.sha256()
+        for tensor in (self.inputs, self.labels):
+            found.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+            found.update(np.ascontiguousarray(tensor.numpy()).tobytes())
+        return found.hexdigest()[:12]
+
+    @property
+    def commonest(self) -> float | None:
+        """The share of the largest class: the accuracy of one who always guesses it."""
+        if self.labels.is_floating_point():
+            return None
+        return float(self.labels.bincount().max()) / len(self.labels)
+
+    def name_of(self, index: int) -> str:
+        return self.names[index] if self.names else f"sample {index}"
+
+    @staticmethod
+    def of(
+        name: str,
+        inputs: Any,
+        labels: Any,
+        *,
+        image_format: ImageFormat | None = None,
+        scale: bool = True,
+    ) -> PrivateData:
+        """From arrays or tensors. Bytes become floats in [0, 1]; pictures are recognised by shape.
+
+        Args:
+            name: in words.
+            inputs: (N, ...).
+            labels: (N,) whole numbers are classes, others are numbers to predict.
+            image_format: of the pictures; without it those of shape (N, 1 or 3, H, W) get one by their
+                range.
+            scale: may such a format be guessed?
+        """
+        try:
+            x = torch.as_tensor(inputs).detach().cpu()
+            y = torch.as_tensor(labels).detach().cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidOption(
+                f"{name}: expected arrays of numbers, got others: {error}"
+            ) from error
+        x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+        if x.ndim < 2 or not len(x):
+            raise InvalidOption(f"{name}: expected inputs (samples, ...), got {tuple(x.shape)}")
+        y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 and not y.is_floating_point() else y
+        if y.is_floating_point():
+            y = y.float()[:, None] if y.ndim == 1 else y.float()
+        elif y.ndim != 1 or (len(y) and int(y.min()) < 0):
+            raise InvalidOption(
+                f"{name}: expected labels (samples,) counted from 0, or floats to predict, got "
+                f"{tuple(y.shape)} from {int(y.min()) if y.numel() else 'nothing'}"
+            )
+        else:
+            y = y.long()
+        if image_format is None and scale and x.ndim == 4 and x.shape[1] in (1, 3):
+            image_format = _by_range(x)
+        return PrivateData(name, x, y, image_format)
+
+
+def _by_range(x: Tensor) -> ImageFormat:
+    """Pictures whose darkest and brightest values are taken for 0 and 1, if they are not these."""
+    low, high = float(x.min()), float(x.max())
+    shape = (x.shape[1], x.shape[2], x.shape[3])
+    within = low >= 0 and high <= 1
+    return ImageFormat(shape) if within else ImageFormat(shape, (low,), (max(high - low, 1e-12),))
+
+
+def load_data(spec: str | None, image_format: ImageFormat | None, root: Path | None) -> PrivateData:
+    """The data of a name: a file, a known dataset, package.module:function, or None for photos.
+
+    Args:
+        spec: what the user gave.
+        image_format: how its samples are shown.
+        root: folder of the known datasets; SPEAR_DATA unless given.
+    """
+    if image_format is not None and (spec is None or spec in _KNOWN):
+        raise InvalidOption(f"{spec or 'the photos'} has its own shape, mean and std: give none")
+    if spec is None:
+        return _photos()
+    if spec in _KNOWN:
+        return _known(spec, root or Path(os.environ.get("SPEAR_DATA") or "."))
+    if Path(spec).suffix in _FILES:
+        return _file(Path(spec), image_format)
+    if ":" not in spec:
+        raise InvalidOption(
+            f"expected data as {', '.join(_FILES)}, one of {', '.join(_KNOWN)}, or "
+            f"package.module:function, got {spec!r}"
+        )
+    source = load_object(spec)
+    try:
+        given = source() if callable(source) else source
+        inputs, labels = given
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise InvalidOption(
+            f"expected {spec} to give (inputs, labels), but {type(error).__name__}: {error}"
+        ) from error
+    return PrivateData.of(spec, inputs, labels, image_format=image_format)
+
+
+def _photos() -> PrivateData:
+    """Crops of ten photos; a crop's label is the photo it is from, which a network can learn."""
+    from spear.data import PHOTOS, photo_crops
+
+    pixels, names = photo_crops(_PHOTOS, _PIXELS)
+    labels = torch.tensor([PHOTOS.index(name.rsplit(" ", 1)[0]) for name in names])
+    inputs = ((pixels - _PHOTO_MEAN) / _PHOTO_STD).flatten(1)
+    shown = ImageFormat((3, _PIXELS, _PIXELS), (_PHOTO_MEAN,), (_PHOTO_STD,))
+    words = f"{len(names)} crops of {len(PHOTOS)} photos, labelled by photo"
+    return PrivateData(words, inputs, labels, shown, tuple(names))
+
+
+def _known(name: str, root: Path) -> PrivateData:
+    source = _KNOWN[name](root)
+    count = len(source)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:_DRAWN].tolist()
+    x, y = source.batch(order)
+    image_format = None
+    if isinstance(source, ImageData):
+        image_format = ImageFormat(source.shape, source.mean, source.std)
+    names = tuple(f"{name} {i}" for i in order)
+    words = f"{len(order):,} of {count:,} samples of {source.name}"
+    return PrivateData(words, x.float(), y.long(), image_format, names)
+
+
+def _file(path: Path, image_format: ImageFormat | None) -> PrivateData:
+    tensors = read_tensors(path)
+    found = [
+        next((tensors[name] for name in names if name in tensors), None)
+        for names in (_INPUTS, _LABELS)
+    ]
+    if set(tensors) == {"0", "1"}:  # a list: inputs, labels
+        found = [tensors["0"], tensors["1"]]
+    if found[0] is None or found[1] is None:
+        has = ", ".join(f"{name!r} {tuple(t.shape)}" for name, t in list(tensors.items())[:6])
+        raise InvalidFile(f"{path}: expected arrays 'inputs' and 'labels', got {has}")
+    return PrivateData.of(path.name, found[0], found[1], image_format=image_format)

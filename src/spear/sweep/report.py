@@ -1,0 +1,317 @@
+"""A sweep's report: the verdict, where leakage starts and stops, what defences cost, and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spear.errors import MissingExtra
+from spear.inversion import Outcome
+from spear.report import Cell, Finding, Level, Remark, Report, Table
+from spear.sweep import trial as attack_trial
+from spear.sweep import utility
+from spear.sweep.leakage import Leakage, LeakageLevel, percent, trend
+from spear.sweep.plan import Sweep
+from spear.sweep.plots import drawings
+from spear.sweep.setting import Setting
+
+
+def leakage_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
+    """What leaked at every setting, and what it costs."""
+    classes = sweep.subject.samples().classes is not None
+    unit = 100 if classes else 1
+    columns = (
+        "setting",
+        "verdict",
+        "batches leaking, %",
+        "at least, %",
+        "at most, %",
+        "batches exact, %",
+        "samples exact, %",
+        "samples recognisable, %",
+        "best PSNR, dB",
+        "median seconds",
+        "held-out accuracy, %" if classes else "held-out loss",
+        "± over runs",
+        "cost, points" if classes else "cost, loss",
+        "± of cost",
+    )
+    base = sweep.grid.base
+    rows: list[tuple[Cell, ...]] = []
+    for leakage in found:
+        low, high = leakage.leaked.interval()
+        gain = leakage.utility
+        rows.append(
+            (
+                setting_name(leakage, base),
+                leakage.verdict.value,
+                _rounded(leakage.leaked.share, 100),
+                round(100 * low, 1),
+                round(100 * high, 1),
+                _rounded(leakage.exact.share, 100),
+                _rounded(leakage.share("recovered"), 100),
+                _rounded(leakage.share("recognised"), 100),
+                _rounded(leakage.best),
+                _rounded(leakage.seconds, digits=2),
+                _rounded(gain.quality if gain else None, unit, 1 if classes else 4),
+                _rounded(gain.spread if gain else None, unit, 1 if classes else 4),
+                _rounded(gain.cost if gain else None, unit, 1 if classes else 4),
+                _rounded(gain.cost_spread if gain else None, unit, 1 if classes else 4),
+            )
+        )
+    caption = (
+        f"{sweep.repeats} private batches at each setting, each with weights of its own. A setting is "
+        "named by what tells it from the base."
+    )
+    return Table("Leakage and cost", columns, tuple(rows), caption)
+
+
+def settings_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
+    """Every setting in full."""
+    columns = (
+        "setting",
+        "batch size",
+        "width",
+        "protocol",
+        "C",
+        "σ",
+        "noise multiplier z",
+        "ε",
+        "precision",
+        "pruned",
+        "clients",
+    )
+    rows: list[tuple[Cell, ...]] = [
+        (
+            setting_name(leakage, sweep.grid.base),
+            leakage.setting.samples,
+            leakage.setting.width,
+            leakage.setting.training,
+            leakage.setting.clip,
+            leakage.noise.sigma and float(f"{leakage.noise.sigma:.4g}"),
+            leakage.noise.multiplier and float(f"{leakage.noise.multiplier:.4g}"),
+            leakage.noise.epsilon and float(f"{leakage.noise.epsilon:.4g}"),
+            leakage.setting.precision,
+            leakage.setting.pruned,
+            leakage.setting.clients,
+        )
+        for leakage in found
+    ]
+    caption = "Every setting in full, its noise in all units that can be told."
+    return Table("Settings", columns, tuple(rows), caption)
+
+
+def setting_name(leakage: Leakage, base: Setting) -> str:
+    """A setting by what tells it from the base."""
+    own = leakage.setting == base
+    return f"base: {leakage.setting.words()}" if own else leakage.setting.words(base)
+
+
+def _rounded(value: float | None, unit: float = 1, digits: int = 1) -> float | None:
+    return None if value is None else round(unit * value, digits)
+
+
+NO_GUARANTEE = "not a guarantee: another attack, or more batches, may do better"
+# Subjects of remarks that explain the figures; the others tell of this run.
+EXPLANATIONS = ("what counts", "utility", "epsilon")
+_LEARNT = 0.03  # above guessing, before training counts as such
+_OUTCOMES = {
+    LeakageLevel.EXACT: Outcome.EXACT,
+    LeakageLevel.SINGLE: Outcome.PARTIAL,
+    LeakageLevel.RECOGNISABLE: Outcome.APPROXIMATE,
+    LeakageLevel.NOTHING: Outcome.FAILED,
+}
+_EXIT = {LeakageLevel.EXACT: 20, LeakageLevel.SINGLE: 10, LeakageLevel.RECOGNISABLE: 10}
+
+
+def exit_code(found: Sequence[Leakage]) -> int:
+    """20 if a whole batch was exact anywhere, 10 if anything leaked, 0 if nothing did."""
+    return max((_EXIT.get(leakage.verdict, 0) for leakage in found), default=0)
+
+
+def sweep_report(
+    sweep: Sweep,
+    out: Path,
+    *,
+    examples: Sequence[Finding] = (),
+    settings: Mapping[str, Any] | None = None,
+    seconds: float | None = None,
+) -> Report:
+    """Everything that the rows in `out` come to; nothing is run."""
+    found, data = sweep.summary(out), sweep.subject.samples()
+    remarks = [
+        *_along_axes(sweep, found),
+        *_safe(found, data.classes is not None),
+        *_method_remarks(sweep, found),
+    ]
+    try:
+        drawn = drawings(sweep, found)
+    except MissingExtra as error:
+        drawn = ()
+        remarks.append(Remark(Level.NOTE, "plots", f"There are none: {error}"))
+    return Report.new(
+        "audit",
+        "Where leakage starts and stops",
+        headline(found),
+        examples,
+        remarks=remarks,
+        tables=(leakage_table(sweep, found), settings_table(sweep, found)),
+        drawings=drawn,
+        settings={
+            "model": sweep.subject.model_words,
+            "data": data.name,
+            "samples in the data": len(data),
+            "batches at each setting": sweep.repeats,
+            "seconds for an attack, at most": sweep.max_seconds,
+            "training steps before the attack": sweep.subject.trained_steps,
+            "base": sweep.grid.base.words(),
+            "seed": sweep.seed,
+            **(settings or {}),
+        },
+        seconds=seconds,
+        overall=_overall(found),
+    )
+
+
+def _overall(found: Sequence[Leakage]) -> Outcome | None:
+    verdicts = {leakage.verdict for leakage in found if leakage.done}
+    for verdict, outcome in _OUTCOMES.items():
+        if verdict in verdicts:
+            return outcome
+    return None
+
+
+def headline(found: Sequence[Leakage]) -> str:
+    """The verdict in one sentence.
+
+    >>> headline([])
+    'Nothing was measured.'
+    """
+    done = [leakage for leakage in found if leakage.done]
+    if not done:
+        return "Nothing was measured."
+    exact = sum(leakage.verdict is LeakageLevel.EXACT for leakage in done)
+    leaking = sum(leakage.verdict is not LeakageLevel.NOTHING for leakage in done)
+    quiet = len(done) - leaking
+    if not leaking:
+        return f"This attack recovered nothing at any of {len(done)} settings ({NO_GUARANTEE})."
+    parts = [f"whole batches were recovered exactly at {exact}"] if exact else []
+    more = f"at {leaking - exact}{' more' if exact else ''}"
+    parts += [f"something recognisable came back {more}"] if leaking > exact else []
+    parts += [f"nothing was recovered at {quiet} ({NO_GUARANTEE})"] if quiet else []
+    return f"Of {len(done)} settings, {', '.join(parts)}."
+
+
+def _along_axes(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
+    remarks = []
+    for axis in sweep.grid.axes:
+        words = trend(axis, found)
+        worst = {
+            leakage.verdict for _, s in axis.points for leakage in found if leakage.setting == s
+        }
+        level = (
+            Level.EXPOSED
+            if worst - {LeakageLevel.NOTHING, LeakageLevel.UNMEASURED}
+            else Level.PROTECTED
+        )
+        remarks.append(
+            Remark(level, axis.title, f"{words[0].upper()}{words[1:]}." if words else "")
+        )
+    return [remark for remark in remarks if remark.words]
+
+
+def _safe(found: Sequence[Leakage], classes: bool) -> list[Remark]:
+    """The settings at which nothing was recovered, said as carefully as that deserves."""
+    remarks = []
+    base = found[0].setting if found else None
+    for leakage in found:
+        if leakage.verdict is not LeakageLevel.NOTHING:
+            continue
+        words = f"This attack recovered nothing: {percent(leakage.leaked)} leaked"
+        if leakage.out_of_time:
+            words += f", though in {leakage.out_of_time} of them the time limit stopped it"
+        words += f"; {NO_GUARANTEE}.{_cost(leakage, classes)}"
+        remarks.append(Remark(Level.PROTECTED, leakage.setting.words(base), words))
+    return remarks
+
+
+def _cost(leakage: Leakage, classes: bool) -> str:
+    found = leakage.utility
+    if found is None or found.cost is None:
+        return ""
+    unit, words = (100, "points of held-out accuracy") if classes else (1, "of held-out loss")
+    cost, spread = unit * found.cost, unit * (found.cost_spread or 0.0)
+    if cost == 0:
+        return " Training does not notice it."
+    figure = f"{cost:.2g} ± {spread:.2g} {words}" if spread else f"{cost:.2g} {words}"
+    return f" It costs {figure}." if cost > spread else f" Training hardly notices it ({figure})."
+
+
+def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
+    """What the figures are, and what they are not."""
+    data = sweep.subject.samples()
+    unit = (
+        f"a picture is recognisable from {attack_trial.PICTURE_DB:.0f} dB PSNR on, if it also beats "
+        f"the best flat colour by {attack_trial.BEYOND_FLAT_DB:.0f} dB"
+        if data.image_format is not None
+        else "the data is no picture: errors are measured in standard deviations of each feature, and "
+        f"a sample is recognisable from {attack_trial.OTHER_DB:.0f} dB on, within 0.32 of one"
+    )
+    told = [
+        Remark(
+            Level.NOTE,
+            "what counts",
+            f"A batch leaks if any of its samples is recognisable, exact or certified: {unit}; exact "
+            "is 60 dB. Intervals are Clopper-Pearson's, at 95 %, over batches.",
+        )
+    ]
+    too_small = utility.too_small(len(data), sweep.grid.base)
+    if not sweep.training.rounds or too_small:
+        words = too_small or "training was switched off"
+        told.append(Remark(Level.NOTE, "utility", f"Not measured: {words}."))
+    else:
+        what = "accuracy" if data.classes is not None else "loss"
+        told.append(
+            Remark(
+                Level.NOTE,
+                "utility",
+                f"Held-out {what} after {sweep.training.rounds} rounds under the same protocol, mean "
+                f"of {sweep.training.seeds} runs; cost is against the same runs without clipping, "
+                "noise and compression. A small proxy: it tells what ruins training from what does "
+                "not.",
+            )
+        )
+        told += _unlearnt(sweep, found)
+    if any(leakage.noise.epsilon is not None for leakage in found):
+        told.append(Remark(Level.NOTE, "epsilon", _counted_for(sweep)))
+    wrong = sum(leakage.certified_wrong for leakage in found)
+    if wrong:
+        told.append(Remark(Level.NOTE, "certificate", f"{wrong} samples were certified and wrong."))
+    for leakage in found:
+        if leakage.failed:
+            words = f"{len(leakage.failed)} trials gave no result: {leakage.failed[0].error}"
+            told.append(Remark(Level.NOTE, leakage.setting.words(), words))
+    return told
+
+
+def _unlearnt(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
+    """A warning where even undefended training did not beat guessing: costs mean nothing then."""
+    guessing = sweep.subject.samples().commonest
+    plain = [a.utility.quality for a in found if a.utility and not a.setting.defended]
+    if guessing is None or not plain or max(plain) > guessing + _LEARNT:
+        return []
+    words = (
+        f"Without any defence the model reached {100 * max(plain):.0f} %, and guessing the commonest "
+        f"class gives {100 * guessing:.0f} %: it did not learn, and costs say nothing. Give more "
+        "--training-rounds, or another --server-lr."
+    )
+    return [Remark(Level.NOTE, "training", words)]
+
+
+def _counted_for(sweep: Sweep) -> str:
+    return (
+        f"By Opacus' RDP accountant {sweep.privacy.words()}. "
+        "FedSGD: per sample (DP-SGD); FedAvg: for the client's whole update. A run of more updates has "
+        "a larger one. Noise is each client's own, before aggregation."
+    )

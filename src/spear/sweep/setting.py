@@ -1,0 +1,97 @@
+"""One protocol that is audited, and its noise in all units: sigma, multiplier, epsilon."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Self
+
+from spear.errors import InvalidOption
+from spear.update import Protocol
+
+DEFAULT_LR = 0.05  # of local training, where epochs are given without a rate
+_WIDEST = 100_000  # a slip beyond it would fill the memory
+# What clients of a sweep do not do.
+_NOT_VARIED = (
+    *("local_steps", "momentum", "nesterov", "weight_decay", "proximal", "optimizer"),
+    *("clipping", "reduction", "class_weights", "sample_weights"),
+)
+
+
+@dataclass(frozen=True)
+class Setting(Protocol):
+    """One protocol that is audited, of a model of some width.
+
+    Args:
+        samples: of one client.
+        width: given to the model's factory; None leaves it as it is.
+
+    >>> Setting(samples=8, width=100, clip=1.0, noise_multiplier=0.1).words()
+    'b = 8, width 100, C = 1, z = 0.1'
+    """
+
+    samples: int = 8
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = [*self._wrong_widths(), *self._unsupported()]
+        try:
+            super().__post_init__()
+        except InvalidOption as error:
+            problems.insert(0, error.words)
+        if problems:
+            raise InvalidOption("; ".join(problems), arguments=FIELDS)
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """The same from loose values: no noise, 0 epochs and a rate without epochs are understood.
+
+        >>> Setting.of(epochs=0, sigma=0.0) == Setting()
+        True
+        """
+        if values.get("epochs") == 0:
+            values["epochs"] = None
+        elif values.get("lr") is not None and values.get("epochs") is None:
+            values["epochs"] = 1
+        if values.get("epochs") is None:  # the base of a sweep may have them, its FedSGD not
+            values |= {"lr": None, "local_batch_size": None}
+        elif values.get("lr") is None:
+            values["lr"] = DEFAULT_LR
+        return super().of(**values)
+
+    def _wrong_widths(self) -> list[str]:
+        if self.width is None:
+            return []
+        if not isinstance(self.width, int) or isinstance(self.width, bool) or self.width < 1:
+            return [f"expected {{width}} to be a whole number >= 1, got {self.width!r}"]
+        if self.width > _WIDEST:
+            return [f"expected {{width}} <= {_WIDEST:,}, got {self.width:,}"]
+        return []
+
+    def _unsupported(self) -> list[str]:
+        """What can be said of a protocol, and a sweep does not play through."""
+        others = self.given(*_NOT_VARIED)
+        found = [f"a sweep has no clients with {{{name}}}" for name in others]
+        if self.samples is None:
+            found.append("expected {samples} to be a whole number >= 1, got None")
+        if self.sends != "gradient" and (
+            self.epochs is None or not isinstance(self.lr, float | int)
+        ):
+            found.append("expected {epochs} and one {lr} together (FedAvg), or neither (FedSGD)")
+        return found
+
+    @property
+    def total(self) -> int:
+        """Samples of all clients together."""
+        return self.samples * self.clients
+
+    def _parts(self, base: Protocol | None) -> list[str]:
+        parts = super()._parts(base)
+        if self.width == (base.width if isinstance(base, Setting) else None):
+            return parts
+        samples = self.samples != (None if base is None else base.samples)
+        first = 1 if samples and parts else 0  # behind the number of samples
+        return [*parts[:first], f"width {self.width}", *parts[first:]]
+
+
+FIELDS = {field.name: field.default for field in dataclasses.fields(Setting)}

@@ -1,0 +1,200 @@
+"""What a sweep audits: a model's factory, its loss and the data. Travels to worker processes."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spear.errors import InvalidOption
+from spear.federated import mlp, train
+from spear.files import accepts, build_model, load_object, loss_of
+from spear.report import ImageFormat
+from spear.sweep.private_data import PrivateData, load_data
+
+_WIDTH, _DEPTH = 200, 3  # of the built-in network; three layers learn within a few hundred steps
+Factory = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and its data, by name or as objects that can be pickled.
+
+    Args:
+        model: "package.module:factory", a function that gives the model, or None for an MLP.
+        data: a file, a dataset's name, "package.module:function", or None for photos; or
+            `PrivateData` itself.
+        loss: "cross-entropy", "bce", "mse" or "package.module:function"; by the labels unless given.
+        image_format: how samples are shown as pictures.
+        root: folder of the known datasets.
+        trained_steps: the model is attacked after so many steps of training.
+        server_lr: of that training, and of the server where utility is measured.
+    """
+
+    model: str | Factory | None = None
+    data: str | PrivateData | None = None
+    loss: str | None = None
+    image_format: ImageFormat | None = None
+    root: Path | None = None
+    trained_steps: int = 0
+    server_lr: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.trained_steps < 0 or not self.server_lr > 0:
+            raise InvalidOption(
+                "expected {trained_steps} >= 0 and {server_lr} > 0, got "
+                f"{self.trained_steps} and {self.server_lr}",
+                arguments=("trained_steps", "server_lr"),
+            )
+
+    def samples(self) -> PrivateData:
+        """The data, loaded once a process."""
+        if isinstance(self.data, PrivateData):
+            return self.data
+        return _loaded(self.data, self.image_format, self.root)
+
+    def build(self, width: int | None, seed: int) -> nn.Module:
+        """The model with weights that depend on the seed alone, untrained."""
+        if self.model is None:
+            data = self.samples()
+            outputs = data.classes or data.labels.shape[1]
+            return mlp(
+                data.inputs[0].numel(), outputs, width=width or _WIDTH, depth=_DEPTH, seed=seed
+            )
+        options = {} if width is None else {"width": width}
+        self.takes_width(width)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if isinstance(self.model, str):
+                return copy.deepcopy(build_model(self.model, **options))
+            model = self.model(**options)
+        if not isinstance(model, nn.Module):
+            raise InvalidOption(
+                f"expected the factory to give a torch.nn.Module, got a {type(model).__name__}"
+            )
+        return model
+
+    def takes_width(self, width: int | None) -> None:
+        """Raise if a width is asked for that the factory cannot be told."""
+        if width is None or self.model is None:
+            return
+        factory = load_object(self.model) if isinstance(self.model, str) else self.model
+        if isinstance(factory, nn.Module) or not accepts(factory, "width"):
+            name = self.model if isinstance(self.model, str) else "the factory"
+            raise InvalidOption(
+                f"width can only be varied if the factory takes it, and {name} has no argument "
+                "`width`: add one, or leave out the widths"
+            )
+
+    def attacked_model(self, width: int | None, seed: int) -> nn.Module:
+        """The model as the clients get it."""
+        model = self.build(width, seed)
+        if not self.trained_steps:
+            return model
+        fitted = self.fitted(model)
+        return train(
+            model,
+            fitted.inputs,
+            fitted.targets,
+            steps=self.trained_steps,
+            lr=self.server_lr,
+            loss=fitted.loss,
+            generator=torch.Generator().manual_seed(seed),
+        )
+
+    def fitted(self, model: nn.Module) -> Fitted:
+        """The data in the shape that the model takes, and the loss for its outputs."""
+        data = self.samples()
+        inputs, outputs = _accepted(model, data)
+        name = self.loss or _usual_loss(data, outputs)
+        loss = loss_of(name)
+        targets = data.labels
+        if name in ("bce", "mse") and not targets.is_floating_point():
+            targets = targets[:, None].float()
+        if name == "cross-entropy" and data.classes is not None and data.classes > outputs.shape[1]:
+            raise InvalidOption(
+                f"expected an output of the model for each class, got {outputs.shape[1]} outputs and "
+                f"labels up to {data.classes - 1}"
+            )
+        return Fitted(data, inputs, targets, loss, name)
+
+    def digest(self, width: int | None) -> str:
+        """Names the model: other code or weights, another digest."""
+        model = self.build(width, seed=0)
+        found = hashlib.sha256(repr(model).encode())
+        for name, tensor in model.state_dict().items():
+            found.update(f"{name} {tuple(tensor.shape)}".encode())
+            found.update(str(float(tensor.double().sum())).encode())
+        return found.hexdigest()[:12]
+
+    @property
+    def model_words(self) -> str:
+        if self.model is None:
+            return f"built-in MLP, {_DEPTH} linear layers, width {_WIDTH} unless varied"
+        if isinstance(self.model, str):
+            return self.model
+        return getattr(self.model, "__qualname__", type(self.model).__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """Data as a model takes it."""
+
+    data: PrivateData
+    inputs: Tensor  # (N, ...)
+    targets: Tensor  # (N, ...) as the loss takes them
+    loss: Any
+    loss_name: str
+
+    def draw(self, count: int, seed: int) -> Tensor:
+        """The indices (count,) of a private batch."""
+        if count > len(self.data):
+            raise InvalidOption(
+                f"expected data with at least {count} samples, for all clients of a setting together, "
+                f"got {len(self.data)}"
+            )
+        order = torch.randperm(len(self.data), generator=torch.Generator().manual_seed(seed))
+        return order[:count]
+
+
+@cache
+def _loaded(spec: str | None, image_format: ImageFormat | None, root: Path | None) -> PrivateData:
+    return load_data(spec, image_format, root)
+
+
+def _accepted(model: nn.Module, data: PrivateData) -> tuple[Tensor, Tensor]:
+    """Inputs in the first shape that the model runs on: as given, flat, or as pictures."""
+    shapes = [data.inputs.shape[1:], torch.Size([data.inputs[0].numel()])]
+    if data.image_format is not None:
+        shapes.append(torch.Size(data.image_format.shape))
+    problems = []
+    for shape in dict.fromkeys(shapes):
+        inputs = data.inputs.reshape(-1, *shape)
+        probe = copy.deepcopy(model)
+        try:
+            with torch.no_grad():
+                outputs = probe(inputs[:2])
+        except Exception as error:  # the user's model may raise anything
+            problems.append(f"{tuple(shape)}: {str(error).splitlines()[0][:120]}")
+            continue
+        if isinstance(outputs, Tensor) and outputs.ndim >= 2:
+            return inputs, outputs
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        problems.append(f"{tuple(shape)}: gave {got}, expected outputs (samples, ...)")
+    raise InvalidOption(
+        f"the model does not take the data ({data.name}), neither as it is nor reshaped: "
+        + "; ".join(problems)
+    )
+
+
+def _usual_loss(data: PrivateData, outputs: Tensor) -> str:
+    if data.classes is None:
+        return "mse"
+    return "bce" if outputs.shape[1] == 1 and data.classes <= 2 else "cross-entropy"

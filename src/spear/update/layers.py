@@ -1,0 +1,401 @@
+"""Which layers of an ordinary `nn.Module` SPEAR can attack, and the networks before and behind one.
+
+The model's forward is traced with torch.fx, so functional ReLUs, nested modules and skip
+connections are seen as they are. A model that cannot be traced is read in registration order.
+"""
+
+from __future__ import annotations
+
+import copy
+import linecache
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx, nn
+from torch.fx import graph_module
+
+from spear.errors import Declined
+
+Relu = Literal["after", "before", "both"]
+
+_RELU_CALLS = {"relu", "relu_", torch.relu, torch.relu_, nn.functional.relu, nn.functional.relu_}
+_RESHAPE_CALLS = {"view", "reshape", "flatten", "contiguous", torch.flatten, torch.reshape}
+# Activations whose derivative is nowhere zero, or only in points.
+_NO_ZEROS = {
+    "LeakyReLU",
+    "PReLU",
+    "RReLU",
+    "ELU",
+    "CELU",
+    "SELU",
+    "GELU",
+    "SiLU",
+    "Mish",
+    "Softplus",
+}
+_NO_ZEROS |= {"Tanh", "Sigmoid", "LogSigmoid", "Softsign", "Hardswish"}
+_NO_ZEROS |= {
+    "leaky_relu",
+    "elu",
+    "celu",
+    "selu",
+    "gelu",
+    "silu",
+    "mish",
+    "softplus",
+    "tanh",
+    "sigmoid",
+}
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+# Pooling after a ReLU keeps its inputs non-negative, and the zeros where a whole window is off.
+_POOLING = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """A module before a layer that changes the data in train mode."""
+
+    module: str  # its name
+    words: str
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """What SPEAR thinks of one linear layer: where its ReLUs are, or why it cannot be attacked."""
+
+    name: str
+    relu: Relu | None
+    why: str
+    reads_data: bool = False  # its inputs are the model's own, reshaped at most
+    caveat: Caveat | None = (
+        None  # what else, besides layers, stands between its inputs and the data
+    )
+    reads: str | None = (
+        None  # the linear layer whose output it reads, through a ReLU and nothing else
+    )
+
+    @property
+    def attackable(self) -> bool:
+        return self.relu is not None
+
+
+def inspect_layers(
+    model: nn.Module, traced: Traced | Declined | None = None
+) -> tuple[LayerReport, ...]:
+    """A report on every linear layer of the model, in the order of the forward pass.
+
+    Args:
+        model: as the client was sent it.
+        traced: `trace(model)`, where that was done before.
+
+    >>> net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> [(r.name, r.relu) for r in inspect_layers(net)]
+    [('0', 'after'), ('2', 'before')]
+    """
+    traced = trace(model) if traced is None else traced
+    if isinstance(traced, Declined):
+        return _inspect_registered(model, traced.reason)
+    modules = dict(traced.named_modules())
+    nodes: dict[str, list[fx.Node]] = {}
+    for node in traced.graph.nodes:
+        if node.op == "call_module" and isinstance(modules[str(node.target)], nn.Linear):
+            nodes.setdefault(str(node.target), []).append(node)
+    reports = [_report(name, uses, modules) for name, uses in nodes.items()]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name not in nodes:
+            reports.append(LayerReport(name, None, "it is not used in the forward pass"))
+    return tuple(reports)
+
+
+def network_after(model: nn.Module, layer: str) -> nn.Module | Declined:
+    """The model from the output of `layer` on, as a module of its own; or why there is none."""
+    traced = trace(model)
+    if isinstance(traced, Declined):
+        return traced
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in traced.graph.nodes:
+        if node.op == "call_module" and node.target == layer:
+            copies[node] = graph.placeholder("z")
+        elif node.op == "output":
+            lost = [n for n in node.all_input_nodes if n not in copies]
+            if lost or not node.all_input_nodes:
+                return Declined(f"the model's output also depends on what bypasses layer {layer!r}")
+            graph.node_copy(node, lambda n: copies[n])
+        elif node.op != "placeholder" and all(n in copies for n in node.all_input_nodes):
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    behind = Traced(traced, graph)
+    behind.graph.eliminate_dead_code()
+    if not any(n.op == "placeholder" and n.users for n in behind.graph.nodes):
+        return Declined(f"layer {layer!r} does not reach the model's output")
+    behind.recompile()
+    return behind
+
+
+def network_before(model: nn.Module, layer: str) -> nn.Module | Declined:
+    """The model up to the input of `layer`, as a module of its own; or why there is none.
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(4, 2))
+    >>> network_before(net, "2")(torch.tensor([[[1.0, -1.0], [0.0, 2.0]]]))
+    tensor([[1., 0., 0., 2.]])
+    """
+    traced = trace(model)
+    if isinstance(traced, Declined):
+        return traced
+    nodes = list(traced.graph.nodes)
+    uses = [node for node in nodes if node.op == "call_module" and node.target == layer]
+    if len(uses) != 1:
+        return Declined(
+            f"layer {layer!r} is used {len(uses)} times in one forward pass, expected once"
+        )
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes[: nodes.index(uses[0])]:
+        copies[node] = graph.node_copy(node, lambda n: copies[n])
+    graph.output(copies[uses[0].all_input_nodes[0]])
+    before = Traced(traced, graph)
+    before.graph.eliminate_dead_code()
+    before.delete_all_unused_submodules()
+    before.recompile()
+    return before
+
+
+class SoftRelu(nn.Module):
+    """A ReLU whose step is as wide as its input is uncertain, so that gradients follow it smoothly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width: torch.Tensor | None = None  # broadcasts with the input; None is a hard ReLU
+        self.seen = torch.zeros(0)  # its last input, if hard
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        if self.width is None:
+            self.seen = z.detach()
+            return torch.relu(z)
+        # The logistic function with this slope is the normal distribution's, to 0.01.
+        width = self.width / 1.7
+        return nn.functional.softplus(z / width) * width
+
+
+def soften(network: nn.Module) -> tuple[nn.Module, list[SoftRelu]]:
+    """A copy of a network from `network_after` with its ReLUs made soft, and these ReLUs in order."""
+    assert isinstance(network, fx.GraphModule)
+    soft = copy.deepcopy(network)
+    modules = dict(soft.named_modules())
+    relus: list[SoftRelu] = []
+    for node in list(soft.graph.nodes):
+        if not _is_relu(node, modules):
+            continue
+        name = f"soft_relu_{len(relus)}"
+        relus.append(SoftRelu())
+        soft.add_submodule(name, relus[-1])
+        with soft.graph.inserting_after(node):
+            stand_in = soft.graph.call_module(name, (node.all_input_nodes[0],))
+        node.replace_all_uses_with(stand_in)
+        soft.graph.erase_node(node)
+    soft.recompile()
+    return soft, relus
+
+
+def trace(model: nn.Module) -> Traced | Declined:
+    """The traced model, or why it cannot be traced; a traced one as it is."""
+    if isinstance(model, Traced):
+        return model
+    training = model.training
+    try:
+        graph = graph_of(model)
+    except Exception as error:  # the user's forward may raise anything when fed with proxies
+        return Declined(
+            f"the model's forward cannot be traced ({type(error).__name__}: {str(error)[:80]})"
+        )
+    graph.training = training
+    return graph
+
+
+def _report(name: str, uses: list[fx.Node], modules: dict[str, nn.Module]) -> LayerReport:
+    if len(uses) > 1:
+        why = f"it is used {len(uses)} times in one forward pass, so its gradient is a sum"
+        return LayerReport(name, None, why)
+    after, why_not_after = _relu_after(uses[0], modules)
+    before = _relu_before(uses[0], modules)
+    data, caveat = _reads_data(uses[0], modules), _caveat(uses[0], modules)
+    reads = _layer_before(uses[0], modules) if before else None
+    if after and before:
+        return LayerReport(name, "both", "a ReLU stands before and after it", data, caveat, reads)
+    if after:
+        why = "a ReLU follows it: its output gradient is sparse"
+        return LayerReport(name, "after", why, data, caveat)
+    if before:
+        why = "a ReLU stands before it: its inputs are sparse"
+        return LayerReport(name, "before", why, data, caveat, reads)
+    return LayerReport(name, None, f"no ReLU stands before it, and {why_not_after}", data)
+
+
+def _relu_after(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[bool, str]:
+    users = list(node.users)
+    if len(users) != 1:
+        return False, f"its output goes to {len(users)} places, not to one ReLU"
+    user = users[0]
+    if _is_relu(user, modules):
+        return True, ""
+    if _is_transparent(user, modules):
+        return _relu_after(user, modules)
+    described = _describe(user, modules)
+    zeros = " (which leaves no zeros in the gradient)" if described in _NO_ZEROS else ""
+    return False, f"it is followed by {described}{zeros}, not by a ReLU"
+
+
+def _relu_before(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if not node.all_input_nodes:
+        return False
+    source = node.all_input_nodes[0]
+    if _is_relu(source, modules):
+        return True
+    pooled = source.op == "call_module" and isinstance(modules[str(source.target)], _POOLING)
+    if pooled or _is_transparent(source, modules):
+        return _relu_before(source, modules)
+    return False
+
+
+def _layer_before(node: fx.Node, modules: dict[str, nn.Module]) -> str | None:
+    """The linear layer whose output, through a ReLU, is all that the node reads."""
+    source = node.all_input_nodes[0]
+    while _is_relu(source, modules) or _is_transparent(source, modules):
+        source = source.all_input_nodes[0]
+    linear = source.op == "call_module" and isinstance(modules[str(source.target)], nn.Linear)
+    return str(source.target) if linear else None
+
+
+def _reads_data(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    sources = node.all_input_nodes[:1]  # x.view(x.size(0), -1) has x and its size
+    if not sources:
+        return False
+    if sources[0].op == "placeholder":
+        return True
+    return _is_transparent(sources[0], modules) and _reads_data(sources[0], modules)
+
+
+def _caveat(node: fx.Node, modules: dict[str, nn.Module]) -> Caveat | None:
+    """Random or batch-wide steps in train mode among all that leads to a node."""
+    seen, open_ = set(), [node]
+    while open_:
+        for source in open_.pop().all_input_nodes:
+            module = modules.get(str(source.target)) if source.op == "call_module" else None
+            if isinstance(module, _DROPOUT) and module.training and module.p > 0:
+                words = (
+                    f"dropout ({source.target!r}, in train mode) is active before it: what comes back "
+                    "is the client's input with random entries dropped"
+                )
+                return Caveat(str(source.target), words)
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+                words = (
+                    f"batch norm ({source.target!r}, in train mode) stands before it: what comes back "
+                    "is normalised over the client's batch"
+                )
+                return Caveat(str(source.target), words)
+            if source not in seen:
+                seen.add(source)
+                open_.append(source)
+    return None
+
+
+def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return isinstance(modules[str(node.target)], nn.ReLU)
+    return node.op in ("call_function", "call_method") and node.target in _RELU_CALLS
+
+
+def _is_transparent(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Does the node hand every value on unchanged?"""
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        if isinstance(module, _DROPOUT):
+            return not module.training or module.p == 0
+        return isinstance(module, (nn.Identity, nn.Flatten, nn.Unflatten))
+    return node.op in ("call_function", "call_method") and node.target in _RESHAPE_CALLS
+
+
+def _describe(node: fx.Node, modules: dict[str, nn.Module]) -> str:
+    if node.op == "output":
+        return "the model's output"
+    if node.op == "call_module":
+        return type(modules[str(node.target)]).__name__
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _inspect_registered(model: nn.Module, untraced: str) -> tuple[LayerReport, ...]:
+    """Without a graph: neighbours in registration order, as in a Sequential."""
+    leaves = [
+        (name, module)
+        for name, module in model.named_modules()
+        if not any(True for _ in module.children()) and not isinstance(module, nn.Identity)
+    ]
+    reports = []
+    for i, (name, module) in enumerate(leaves):
+        if not isinstance(module, nn.Linear):
+            continue
+        after = i + 1 < len(leaves) and isinstance(leaves[i + 1][1], nn.ReLU)
+        before = i > 0 and isinstance(leaves[i - 1][1], nn.ReLU)
+        relu: Relu | None = (
+            "both" if after and before else "after" if after else "before" if before else None
+        )
+        where = f"{untraced}; going by the order in which modules are registered, "
+        seen = f"ReLU {relu}" if relu else "no ReLU module is its neighbour"
+        first = not any(isinstance(m, nn.Module) and list(m.parameters()) for _, m in leaves[:i])
+        reports.append(LayerReport(name, relu, where + seen, first))
+    return tuple(reports)
+
+
+# Torch's own tracer changes every module of the process while it runs.
+_one_at_a_time = threading.Lock()
+
+
+class Traced(fx.GraphModule):
+    """A module made of a graph, which takes all its memory with it.
+
+    Torch keeps the source of every such module, for tracebacks, as long as the process lives: that
+    adds up where thousands of models are traced.
+    """
+
+    def recompile(self) -> Any:
+        code = super().recompile()
+        source = type(self).forward.__code__.co_filename
+        linecache.cache.pop(source, None)
+        loader = getattr(graph_module, "_loader", None)
+        getattr(loader, "eval_cache", {}).pop(source, None)
+        return code
+
+
+def graph_of(model: nn.Module) -> Traced:
+    """The model's graph; raises whatever its forward raises when it is fed with proxies."""
+    with _one_at_a_time:
+        tracer = _Tracer()
+        graph = tracer.trace(model)
+    return Traced(tracer.root, graph, type(model).__name__)
+
+
+class _Tracer(fx.Tracer):
+    """Takes down what its own thread does.
+
+    While it runs, `nn.Module.__call__` and `__getattr__` come here, also those of other threads that
+    replay or train a model: they are let through.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)

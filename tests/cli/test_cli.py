@@ -1,0 +1,124 @@
+import html
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("typer", reason="needs the cli extra")
+pytest.importorskip("skimage", reason="needs the cli extra")
+
+from spear.errors import InvalidOption
+from spear.inversion import Outcome
+from spear.report.pictures import png, side_by_side
+from spear.trials.demo import DemoSettings, run_demo
+from support.command_line import in_a_process
+from support.command_line import in_this_process as spear
+
+SMALL = ["--samples", "6", "--width", "120", "--depth", "3", "--pixels", "16"]
+
+
+def test_the_demo_recovers_photos_and_writes_a_picture_and_a_page(tmp_path):
+    out = tmp_path / "result"
+    done = in_a_process("demo", *SMALL, "--out", str(out), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "EXACT: all 6 samples that show were recovered, proved by replay" in done.stdout
+    assert done.stdout.count(" yes ") == 6
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["result"]
+    assert (out / "recovered.png").read_bytes().startswith(b"\x89PNG")
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 12
+    assert not re.search(r"(src|href)=\"(?!data:|#)", page)
+    assert "://" not in page
+
+
+def test_the_demo_says_when_it_fails(tmp_path):
+    done = spear(
+        "demo",
+        "-b",
+        "30",
+        "-m",
+        "100",
+        "--pixels",
+        "16",
+        "--max-seconds",
+        "1",
+        "--finder",
+        "sampling",
+        "-q",
+        "--out",
+        str(tmp_path),
+    )
+    assert done.returncode == 1
+    assert "INCONCLUSIVE" in done.stdout  # with more time it may find them
+    assert "its time was over" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "-b", "0"], "expected --samples >= 1"),
+        (["demo", *SMALL, "--finder", "luck"], "expected --finder to be one of"),
+        (["theory", "-b", "10", "--p", "1e-12"], "use --p-fr below"),
+    ],
+)
+def test_errors_are_one_sentence_with_exit_code_two(arguments, message, tmp_path):
+    done = spear(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    debug = spear("--debug", *arguments, cwd=tmp_path)
+    assert "Traceback" in debug.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_theory_and_version():
+    table = spear("theory", "--batch-size", "16")
+    assert "1.81e+05" in table.stdout
+    assert re.fullmatch(r"spear \d+\.\d+\.\d+", spear("--version").stdout.strip())
+    assert "demo" in spear("--help").stdout
+
+
+def test_names_are_escaped_in_the_page():
+    run = run_demo(DemoSettings(samples=2, width=60, depth=2, pixels=8))
+    assert run.result.outcome is Outcome.EXACT
+    run.names[0] = "<script>alert(1)</script>"
+    page = run.page()
+    assert run.names[0] not in page
+    assert html.escape(run.names[0]) in page
+
+
+def test_uncertified_samples_are_left_grey():
+    run = run_demo(DemoSettings(samples=2, width=60, depth=2, pixels=8))
+    run.result.certified[0] = False
+    assert run.picture() != run_demo(DemoSettings(samples=2, width=60, depth=2, pixels=8)).picture()
+
+
+def test_pictures_take_any_values():
+    wild = torch.tensor([[[-1.0, 2.0], [float("nan"), 0.5]]])
+    assert png(wild, scale=3).startswith(b"\x89PNG")
+    assert side_by_side(torch.rand(3, 3, 100, 100), torch.rand(3, 3, 100, 100), "x").startswith(
+        b"\x89"
+    )
+
+
+def test_demo_settings_are_checked():
+    with pytest.raises(InvalidOption, match="depth >= 2"):
+        DemoSettings(depth=1)
+
+
+def test_bench_measures_and_draws(tmp_path, data_root):
+    out, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
+    run = ["bench", "mnist:5x100", "--batches", "2", "--threads", "1", "--data", str(data_root)]
+    done = spear(*run, "--out", str(out), "--plot", str(plot))
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2" in done.stdout
+    assert plot.exists()
+    again = spear("bench", "--only-draw", "--out", str(out))
+    assert "2 of 2" in again.stdout
+    assert len(out.read_text().splitlines()) == 2
+
+
+def test_bench_says_what_it_needs(tmp_path):
+    done = spear("bench", "svhn:20x200", "--data", str(tmp_path))
+    assert done.returncode == 2
+    assert "one of" in done.stderr

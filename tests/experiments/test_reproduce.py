@@ -1,0 +1,211 @@
+"""spear reproduce: the paper's tables and figures, from the command to the page."""
+
+import dataclasses
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer", reason="needs the cli extra")
+pytest.importorskip("rich", reason="needs the cli extra")
+from spear.errors import InvalidOption
+from spear.experiments.common import catalogue
+from spear.experiments.common.drawing import Table
+from spear.experiments.common.reproduce import Options, plan
+from spear.trials import Row, RowFile, Status, Trial
+from spear.trials.remaining import Remaining
+from support.command_line import in_this_process
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "results"
+
+
+def spear(*arguments, **environment):
+    """Run the command; without SPEAR_DATA unless given."""
+    inherited = {name: value for name, value in os.environ.items() if name != "SPEAR_DATA"}
+    return subprocess.run(
+        [sys.executable, "-m", "spear", *map(str, arguments)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**inherited, "COLUMNS": "200", **environment},
+    )
+
+
+def rows(folder, name):
+    return RowFile(folder, name).rows()
+
+
+def test_the_list_names_every_table_and_figure_of_the_paper():
+    there = [catalogue.load(name).place for name in catalogue.names()]
+    numbers = {kind: set() for kind in ("Table", "Figure")}
+    for place in there:
+        kind, numbered = place.split(" ", 1)[0].removesuffix("s"), re.findall(r"\d+", place)
+        first, last = int(numbered[0]), int(numbered[-1])
+        numbers[kind] |= set(range(first, last + 1))
+    assert numbers == {"Table": set(range(1, 12)), "Figure": set(range(1, 14))}
+    shown = spear("reproduce", "--list")
+    assert shown.returncode == 0
+    assert all(name in shown.stdout for name in catalogue.names())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no_such_thing"], "expected an experiment of prior_work"),
+        (["main"], "expected --data or SPEAR_DATA"),
+        (["main", "--data", "no/such/folder"], "no/such/folder"),
+        (["main", "--engine", "cloud"], "expected --engine local or ray"),
+        (["main", "--address", "here:1"], "expected --engine ray beside --address"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_writes_nothing(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.delenv("SPEAR_DATA", raising=False)
+    ended = in_this_process("reproduce", *arguments, "--results", tmp_path / "r")
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not list(tmp_path.glob("r/*.jsonl"))
+
+
+def test_a_run_goes_on_where_it_stopped_and_changed_settings_start_new_rows(data_root, tmp_path):
+    first = spear(
+        "reproduce", "one_label", "--batches", 1, "--results", tmp_path, "--data", data_root
+    )
+    assert first.returncode == 0, first.stderr
+    assert "1 trials to run, 0 done before" in first.stdout
+    before = (tmp_path / "one_label.jsonl").read_bytes()
+    more = spear(
+        "reproduce", "one_label", "--batches", 2, "--results", tmp_path, "--data", data_root
+    )
+    assert "1 trials to run, 1 done before" in more.stdout
+    assert (tmp_path / "one_label.jsonl").read_bytes().startswith(before)
+    assert len(rows(tmp_path, "one_label")) == 2
+    other = spear(
+        *("reproduce", "one_label", "--batches", 1, "--seed", 7),
+        *("--results", tmp_path, "--data", data_root, "--quiet"),
+    )
+    assert (other.stdout, other.returncode) == ("", 0)
+    assert sorted(row.seed for row in rows(tmp_path, "one_label").values()) == [0, 1, 7]
+    line = json.loads(before.splitlines()[0])
+    assert {
+        "seed",
+        "settings",
+        "outcome",
+        "metrics",
+        "seconds",
+        "stages",
+        "versions",
+    } <= line.keys()
+    assert (tmp_path / "drawn" / "one_label.tex").read_text().count("toprule") == 1
+    assert "TinyImageNet" in (tmp_path / "drawn" / "one_label.md").read_text()
+
+
+def test_a_dataset_that_is_not_there_is_left_out_and_said(data_root, tmp_path):
+    (tmp_path / "MNIST").symlink_to(data_root.resolve() / "MNIST")
+    part = plan("main", Options(tmp_path / "r", tmp_path, batches=1))
+    assert {trial.settings["data"] for trial in part.open} == {"mnist"}
+    assert "CIFAR-10" in part.left_out
+    ended = spear("reproduce", "tabular", "--data", tmp_path, "--results", tmp_path / "r")
+    assert "without ADULT" in ended.stdout
+
+
+def test_rows_that_failed_count_and_are_run_again_only_when_asked(data_root, tmp_path):
+    part = plan("one_label", Options(tmp_path, data_root, batches=1))
+    trial = part.open[0]
+    bad = Row(
+        *(trial.key, "one_label", dict(trial.settings), trial.seed, Status.FAILED, None, {}),
+        *(None, {}, 0.1),
+        error="RuntimeError: no",
+    )
+    with RowFile(tmp_path, "one_label").writing() as file:
+        file.append(bad, {})
+    assert not plan("one_label", Options(tmp_path, data_root, batches=1)).open
+    assert len(plan("one_label", Options(tmp_path, data_root, batches=1, again=True)).open) == 1
+    shown = spear("reproduce", "one_label", "--only-draw", "--results", tmp_path).stdout
+    assert "1 of them failed or timed out" in shown
+    assert "1 ×: RuntimeError: no" in shown
+    assert "0 % (0.0–97.5) of 1" in shown
+
+
+def test_rows_of_settings_that_are_no_more_are_kept_but_not_drawn(data_root, tmp_path):
+    trial = plan("one_label", Options(tmp_path, data_root, batches=1)).open[0]
+    other = Trial("one_label", {**trial.settings, "max_seconds": 1}, trial.seed)
+    with RowFile(tmp_path, "one_label").writing() as file:
+        for t in (trial, other):
+            row = Row(
+                t.key, "one_label", dict(t.settings), t.seed, Status.DONE, "EXACT", {}, 1, {}, 1
+            )
+            file.append(dataclasses.replace(row, metrics={"exact": t is trial}), {})
+    assert len(rows(tmp_path, "one_label")) == 2
+    shown = spear("reproduce", "one_label", "--only-draw", "--results", tmp_path).stdout
+    assert "100 % (2.5–100.0) of 1" in shown
+
+
+def test_a_trial_whose_own_time_ran_out_counts_as_cut_short():
+    row = Row("k", "x", {"max_seconds": 2}, 0, Status.DONE, "FAILED", {}, 2.1, {}, 3.0)
+    assert row.cut_short
+    assert not dataclasses.replace(row, seconds=1.9).cut_short
+    assert not dataclasses.replace(row, stages={"guess": 1.0}).cut_short
+    assert dataclasses.replace(row, seconds=0.1, status=Status.TIMED_OUT).cut_short
+
+
+def test_rows_are_strict_json():
+    row = Row(
+        "k", "x", {}, 0, Status.DONE, "EXACT", {"loss": math.nan, "by": [math.inf, 1]}, 1, {}, 1
+    )
+    assert json.loads(row.line())["metrics"] == {"loss": None, "by": [None, 1]}
+
+
+def test_what_is_left_is_estimated_cell_by_cell():
+    def row(b, seed, took):
+        trial = Trial("x", {"b": b}, seed)
+        return Row(trial.key, "x", {"b": b}, seed, Status.DONE, "EXACT", {}, took, {}, took)
+
+    trials = [Trial("x", {"b": b}, seed) for b in (1, 2) for seed in range(3)]
+    remaining = Remaining(trials)
+    assert remaining.seconds() is None
+    remaining.done(row(1, 0, 1.0))
+    assert (
+        remaining.seconds() <= 5.0
+    )  # all cells alike as long as one is known, if not side by side
+    remaining = Remaining(trials, before=[row(1, 9, 1.0), row(2, 9, 100.0)])
+    assert remaining.seconds() == pytest.approx(3 * 1.0 + 3 * 100.0)
+    for trial in trials:
+        remaining.done(row(trial.settings["b"], trial.seed, 0.0))
+    assert remaining.seconds() == 0.0
+
+
+def test_tables_are_the_same_in_markdown_and_latex():
+    table = Table(["a_b", "c"], [["1.5 × 10⁻³", "99 % (1–2)"], ["σ ≤ 3", "x & y"]], "50 % of #1")
+    assert table.markdown().splitlines()[2] == "| 1.5 × 10⁻³ | 99 % (1–2) |"
+    latex = table.latex()
+    assert r"$1.5 \times 10^{-3}$ & 99 \% (1--2) \\" in latex
+    assert r"a\_b & c \\" in latex
+    assert r"$\sigma$ $\le$ 3 & x \& y \\" in latex
+    assert r"\caption{50 \% of \#1}" in latex
+
+
+def test_options_are_checked():
+    with pytest.raises(InvalidOption, match="batches >= 1"):
+        Options(Path("r"), batches=0)
+
+
+def test_the_results_page_is_drawn_from_the_committed_rows(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the plots extra")
+    drawn = tmp_path / "docs" / "results.md"
+    drawn.parent.mkdir()
+    ended = spear(
+        *("reproduce", "all", "--only-draw", "--quiet"),
+        *("--results", COMMITTED, "--page", drawn),
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert drawn.read_text() == (ROOT / "docs" / "results.md").read_text()
+    images = ROOT / "docs" / "images" / "results"
+    fresh = tmp_path / "docs" / "images" / "results"
+    assert {p.name for p in fresh.glob("*.svg")} == {p.name for p in images.glob("*.svg")}

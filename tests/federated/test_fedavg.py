@@ -1,0 +1,262 @@
+"""FedAvg: weights instead of gradients, many local steps, and the proof by repeating them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import spear
+from spear import Cause, InvalidOption, InvalidUpdate, Outcome, Proof
+from spear.factors import factorise
+from spear.federated import fedavg, mlp
+from spear.judge.rescaling import rescale
+from spear.metrics import score
+from support.planted import bare, real_batch, small_batch
+
+
+def attacked(model, x, y, model_given=True, tell=None, **how):
+    after = fedavg(model, x, y, generator=torch.Generator().manual_seed(0), **how)
+    view = spear.observe(model, after=after, **(how if tell is None else tell))
+    return spear.invert(view if model_given else bare(view))
+
+
+@pytest.mark.parametrize(
+    ("lr", "epochs", "worst"),
+    [(0.01, 1, 85), (0.01, 5, 90), (0.01, 50, 95), (0.1, 5, 100), (0.001, 5, 70)],
+)
+def test_full_batch_training_is_proved_by_repeating_it(lr, epochs, worst, data_root):
+    outcomes = []
+    for seed in (100, 101, 102) if epochs <= 5 else (100,):
+        images, model, x, y = real_batch(data_root, seed=seed)
+        result = attacked(model, x, y, lr=lr, epochs=epochs)
+        found = score(images.to_pixels(result.inputs), images.to_pixels(x))
+        outcomes.append(result.outcome)
+        assert found.worst > worst
+        assert "the difference of the weights carries noise" in result.reason
+        if result.outcome is Outcome.EXACT:
+            assert result.proof is Proof.REPLAY
+            assert torch.equal(result.labels, y[found.truth])
+    # Where rounding moved a hidden neuron across its threshold, the training does not repeat; after
+    # many epochs it hardly ever does.
+    assert outcomes.count(Outcome.EXACT) >= (2 if lr > 0.001 and epochs <= 5 else 0)
+    assert Outcome.FAILED not in outcomes
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_mini_batches_come_back_but_are_never_called_exact(seed, data_root):
+    images, model, x, y = real_batch(data_root, seed=seed)
+    result = attacked(model, x, y, lr=0.01, epochs=20, batch_size=5)
+    assert score(images.to_pixels(result.inputs), images.to_pixels(x)).worst > 90
+    assert result.outcome is Outcome.APPROXIMATE
+    assert not result.certified.any()
+    assert "order of the client's mini-batches" in result.reason
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"momentum": 0.9},
+        {"weight_decay": 0.01},
+        {"momentum": 0.5, "weight_decay": 0.05},
+    ],
+)
+def test_momentum_and_weight_decay_are_handled(how, data_root):
+    images, model, x, y = real_batch(data_root, name="cifar10", b=10, seed=3)
+    result = attacked(model, x, y, lr=0.02, epochs=4, **how)
+    assert result.outcome is Outcome.EXACT
+    assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
+
+
+def test_fedprox_is_handled(data_root):
+    images, model, x, y = real_batch(data_root, name="cifar10", b=10, seed=4)
+    local = mlp(x.shape[1], 10, seed=4)
+    start = [p.detach().clone() for p in local.parameters()]
+    for _ in range(4):
+        loss = nn.functional.cross_entropy(local(x), y)
+        gradients = torch.autograd.grad(loss, list(local.parameters()))
+        for p, g, s in zip(local.parameters(), gradients, start, strict=True):
+            p.data -= 0.05 * (g + 0.5 * (p.data - s))
+    view = spear.observe(model, after=local.state_dict(), lr=0.05, epochs=4, proximal=0.5)
+    result = spear.invert(view, model=model)
+    assert result.outcome is Outcome.EXACT
+    assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
+    # Without knowing of it the training cannot be repeated exactly, but the inputs are the same.
+    view = spear.observe(model, after=local.state_dict(), lr=0.05, epochs=4)
+    assert score(images.to_pixels(spear.invert(view).inputs), images.to_pixels(x)).exact
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 6])
+def test_unknown_epochs_are_tried(epochs):
+    model, x, y = small_batch(b=5, n=60, m=150)
+    result = attacked(model, x, y, lr=0.05, epochs=epochs, tell={"lr": 0.05})
+    assert result.outcome is Outcome.EXACT
+    assert f"{epochs} local epoch" in result.reason
+
+
+def test_wrong_epochs_are_not_exact():
+    model, x, y = small_batch(b=5, n=60, m=150)
+    result = attacked(model, x, y, lr=0.05, epochs=6, tell={"lr": 0.05, "epochs": 3})
+    assert result.outcome is not Outcome.EXACT
+    assert not result.certified.any()
+
+
+def test_another_model_proves_nothing():
+    model, x, y = small_batch(b=5, n=60, m=150)
+    after = fedavg(model, x, y, lr=0.05, epochs=4)
+    view = spear.observe(model, after=after, lr=0.05, epochs=4)
+    other = mlp(60, 5, width=150, depth=3, seed=9)
+    result = spear.invert(view, model=other)
+    assert result.outcome is not Outcome.EXACT
+    assert not result.certified.any()
+
+
+def test_without_a_model_nothing_is_proved():
+    model, x, y = small_batch(b=5, n=60, m=150)
+    result = attacked(model, x, y, model_given=False, lr=0.05, epochs=4)
+    assert (result.outcome, result.cause) == (Outcome.APPROXIMATE, Cause.TRAINING)
+    assert torch.cdist(result.inputs, x).min(1).values.max() < 1e-3
+    assert "no model was given" in result.reason
+
+
+def test_a_mini_batch_as_large_as_the_batch_is_the_batch():
+    model, x, y = small_batch(b=5, n=60, m=150)
+    tell = {"lr": 0.05, "epochs": 3, "batch_size": 64}
+    assert attacked(model, x, y, lr=0.05, epochs=3, tell=tell).outcome is Outcome.EXACT
+
+
+@pytest.mark.parametrize("name", ["adam", "AdamW", "rmsprop"])
+def test_other_optimisers_are_not_attacked(name):
+    model, x, y = small_batch()
+    after = fedavg(model, x, y, lr=0.1)
+    result = spear.invert(spear.observe(model, after=after, lr=0.1, optimizer=name))
+    assert (result.outcome, result.cause) == (Outcome.INCONCLUSIVE, Cause.OPTIMISER)
+    assert result.reason.startswith(f"clients train with {name}, which scales every entry")
+
+
+def test_bad_weights_are_named():
+    model, x, y = small_batch()
+    after = fedavg(model, x, y, lr=0.1)
+    with pytest.raises(InvalidUpdate, match="equals the model"):
+        spear.observe(model, after=model.state_dict(), lr=0.1)
+    with pytest.raises(InvalidUpdate, match=r"no tensor '2\.bias'"):
+        spear.observe(model, after={k: v for k, v in after.items() if k != "2.bias"}, lr=0.1)
+    with pytest.raises(InvalidUpdate, match="'extra', which the model has not"):
+        spear.observe(model, after={**after, "extra": torch.zeros(2)}, lr=0.1)
+    with pytest.raises(InvalidUpdate, match=r"after\['2.bias'\] has shape \(7,\), the model's"):
+        spear.observe(model, after={**after, "2.bias": torch.zeros(7)}, lr=0.1)
+    with pytest.raises(InvalidUpdate, match="NaN"):
+        spear.observe(model, after={**after, "0.bias": after["0.bias"] * torch.nan}, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"lr": 0.0}, "lr > 0"),
+        ({"lr": 0.1, "epochs": 0}, "epochs"),
+        ({"lr": 0.1, "momentum": 1.0}, "momentum"),
+        ({"lr": 0.1, "proximal": -1.0}, "proximal"),
+        ({"lr": 0.1, "batch_size": 4, "local_batch_size": 5}, "another name of local_batch_size"),
+        ({"epochs": 1, "protocol": spear.Protocol(sends="weights")}, "epochs is part of protocol="),
+    ],
+)
+def test_bad_options_are_named(option, words):
+    model, x, y = small_batch()
+    after = fedavg(model, x, y, lr=0.1)
+    with pytest.raises(InvalidOption, match=words):
+        spear.observe(model, after=after, **option)
+
+
+@pytest.mark.parametrize("told", [{"epochs": 1}, {}, {"weight_decay": 0.1}])
+def test_weight_decay_is_taken_off_told_or_not(told):
+    model, x, y = small_batch(b=5, n=60, m=150)
+    after = fedavg(model, x, y, lr=0.1, weight_decay=0.1)
+    result = spear.invert(spear.observe(model, after=after, lr=0.1, **told))
+    assert result.outcome is not Outcome.FAILED
+    assert score(result.inputs, x).worst > 60
+
+
+def test_schedules_and_nesterov_are_repeated():
+    model, x, y = small_batch(b=5, n=60, m=150)
+    rates = (0.05, 0.02, 0.01)
+    local = copy.deepcopy(model)
+    optimiser = torch.optim.SGD(local.parameters(), lr=1.0, momentum=0.9, nesterov=True)
+    for rate in rates:
+        optimiser.param_groups[0]["lr"] = rate
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(local(x), y).backward()
+        optimiser.step()
+    how = {"lr": rates, "epochs": 3, "momentum": 0.9}
+    result = spear.invert(spear.observe(model, after=local.state_dict(), nesterov=True, **how))
+    assert result.outcome is Outcome.EXACT, result.reason
+    assert score(result.inputs, x).worst > 60
+    other = spear.invert(spear.observe(model, after=local.state_dict(), **how))
+    assert other.outcome is not Outcome.EXACT
+
+
+def test_buffers_in_the_state_dict_are_no_extra_keys():
+    model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.BatchNorm1d(60), nn.Linear(60, 3)).eval()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 20, generator=generator)
+    after = fedavg(model, x, torch.tensor([0, 1, 2, 0]), lr=0.1)
+    assert spear.observe(model, after=after, lr=0.1, epochs=1).layer == "0"
+
+
+def test_smaller_learning_rates_cost_digits():
+    model, x, y = small_batch(b=4, n=60, m=150)
+    errors = []
+    for lr in (1.0, 1e-2, 1e-4):
+        view = spear.observe(model, after=fedavg(model, x, y, lr=lr), lr=lr, epochs=1)
+        errors.append(float(torch.cdist(spear.invert(view).inputs, x).min(1).values.max()))
+    assert errors[0] < errors[1] / 10 < errors[2] / 100
+
+
+@pytest.mark.parametrize(("lr", "epochs"), [(0.01, 5)])
+def test_mini_batches_that_nobody_told_of_are_not_exact(lr, epochs, data_root):
+    """To first order they sum to what full batches do; the training repeated differs all the same."""
+    images, model, x, y = real_batch(data_root, seed=3)
+    tell = {"lr": lr}
+    result = attacked(model, x, y, lr=lr, epochs=epochs, batch_size=5, tell=tell)
+    assert result.outcome is Outcome.APPROXIMATE
+    assert not result.certified.any()
+    assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
+
+
+@pytest.mark.parametrize("factor", [0.9, 0.99, 1.01, 1.1])
+@pytest.mark.parametrize("part", ["0.bias", "0.weight"])
+def test_weights_and_biases_with_rates_of_their_own_are_not_exact(part, factor):
+    """The bias gradient gives inputs their scale: if it was trained at another rate, they are off."""
+    model, x, y = small_batch(b=6, n=60, m=150)
+    after = fedavg(model, x, y, lr=0.05, epochs=4)
+    before = model.state_dict()[part]
+    after[part] = before + factor * (after[part] - before)
+    view = spear.observe(model, after=after, lr=0.05, epochs=4)
+    result = spear.invert(view, model=model)
+    assert result.outcome is not Outcome.EXACT
+    assert not result.certified.any()
+
+
+def test_targets_that_are_numbers_are_not_trained_again():
+    """The gradient at the outputs is known at the start only: nothing can be repeated with it."""
+    model, x, _ = small_batch(b=4, n=40, m=120)
+    loss = nn.functional.mse_loss
+    after = fedavg(model, x, torch.randn(4, 5), lr=0.05, epochs=3, loss=loss)
+    view = spear.observe(model, after=after, lr=0.05, epochs=3)
+    result = spear.invert(view, model=model, loss=loss)
+    assert not result.certified.any()
+    assert "with targets that are numbers" in result.reason
+
+
+def test_hidden_layers_are_not_trained_again():
+    model, x, y = small_batch(b=4, n=60, m=60)
+    after = fedavg(model, x, y, lr=0.01, epochs=2)
+    view = spear.observe(model, after=after, lr=0.01, epochs=2, layer="2")
+    result = spear.invert(view, model=model, max_seconds=3)
+    assert not result.certified.any()
+    assert "changed while the layers before it were trained" in result.reason
+
+
+def test_noise_over_local_steps_is_not_rescaled():
+    model, x, y = small_batch(b=4, n=60, m=150)
+    view = spear.observe(model, after=fedavg(model, x, y, lr=0.05, epochs=3), lr=0.05, epochs=3)
+    assert rescale(factorise(view), None, None).reason == "the update sums several local steps"

@@ -1,0 +1,227 @@
+"""Noisy updates: pictures as good as knowing every output gradient, and never called exact."""
+
+import pytest
+import torch
+from torch import nn
+
+import spear
+from spear import Outcome, Proof
+from spear.data.photos import photo_crops
+from spear.factors import factorise
+from spear.federated import clipping_factors, fedsgd, least_squares, mlp, output_gradient
+from spear.federated.defences import add_noise
+from spear.judge.rescaling import rescale
+from spear.metrics import score
+from spear.search.dual import balance, dual_problem
+from spear.search.kernels import unit
+from spear.search.noisy import NoiseUnits, refine_each, refine_jointly
+from spear.search.starts import search_from_starts
+from spear.update.layers import network_after, soften
+from support.planted import bare, plant, real_batch, worst_error
+
+
+def noisy_update(root, sigma, clip, seed):
+    """A view of noisy gradients, the model, the truth, and the true output gradient behind it."""
+    images, model, x, y = real_batch(root, seed=seed)
+    factors = torch.ones(len(x)) if clip is None else clipping_factors(model, x, y, clip)
+
+    def loss(outputs, targets):
+        return (nn.functional.cross_entropy(outputs, targets, reduction="none") * factors).mean()
+
+    generator = torch.Generator().manual_seed(seed + 1_000_000)
+    noisy = {
+        name: g + sigma * torch.randn(g.shape, generator=generator)
+        for name, g in fedsgd(model, x, y, loss).items()
+    }
+    D = output_gradient(model, x, y, layer="0").double() * factors
+    return images, model, x, y, spear.observe(model, noisy), D
+
+
+@pytest.mark.parametrize("clip", [None, 2.0])
+@pytest.mark.parametrize(("sigma", "within"), [(1e-5, 1.5), (5e-5, 1.5), (1e-4, 3.0)])
+@pytest.mark.parametrize("seed", range(2))
+def test_as_good_as_knowing_the_output_gradient(sigma, within, clip, seed, data_root):
+    images, model, x, y, view, D = noisy_update(data_root, sigma, clip, 40 + seed)
+    result = spear.invert(view, model=model)
+    pixels = images.to_pixels
+    found = score(pixels(result.inputs), pixels(x))
+    best = score(pixels(least_squares(view, D)), pixels(x))
+    assert (result.outcome, result.proof) == (Outcome.APPROXIMATE, Proof.NONE)
+    assert result.batch_size == len(result.inputs) == 20
+    assert not result.certified.any()
+    assert result.approximate.all()
+    assert "noise" in result.reason
+    assert best.mean - found.mean < within
+    assert int((result.labels == y[found.truth]).sum()) >= 18
+
+
+def test_without_the_model_the_scale_hangs_on_the_bias_gradient(data_root):
+    """One number with the noise of a pixel: three decibels, which only the model can give back."""
+    images, _, x, _, view, D = noisy_update(data_root, 1e-5, None, 42)
+    result = spear.invert(bare(view))
+    found = score(images.to_pixels(result.inputs), images.to_pixels(x))
+    best = score(images.to_pixels(least_squares(view, D)), images.to_pixels(x))
+    assert 1 < best.mean - found.mean < 6
+    truth = x[found.truth].double()
+    own = result.inputs.double()
+    right = own * ((own * truth).sum(1) / own.square().sum(1))[:, None]
+    assert best.mean - score(images.to_pixels(right), images.to_pixels(x)).mean < 0.3
+
+
+def test_clipping_is_recognised_from_the_weights(data_root):
+    _, model, _, _, view, _ = noisy_update(data_root, 1e-5, 2.0, 43)
+    assert "clipping by their norm" in spear.invert(view, model=model).reason
+
+
+def test_noise_is_one_in_quiet_coordinates(data_root):
+    *_, view, D = noisy_update(data_root, 5e-5, None, 44)
+    factors = factorise(view)
+    units = NoiseUnits.of(factors)
+    p = torch.linalg.lstsq(units.basis, D[factors.live_rows]).solution
+    off = units.basis @ (p / p.norm(dim=0)) - D[factors.live_rows] / p.norm(dim=0)
+    assert 0.7 < float(off.std()) < 1.3
+
+
+def test_guesses_are_polished_to_the_noise(data_root):
+    *_, view, D = noisy_update(data_root, 1e-4, None, 45)
+    factors = factorise(view)
+    units, residual = NoiseUnits.of(factors), balance(dual_problem(factors))
+    guesses = search_from_starts(residual, 160, 80, torch.Generator().manual_seed(0))
+    p, off = refine_each(units, residual, *guesses, by_sign=False)
+    true = torch.linalg.lstsq(units.basis, D[factors.live_rows]).solution
+    cos = (p.T @ (true / true.norm(dim=0))).abs()
+    assert int((cos.max(0).values > 0.99).sum()) >= 18  # of 20 samples
+    zeros = (D[factors.live_rows] == 0)[:, cos.argmax(1)]
+    assert float(((off > 0.5) == zeros).double().mean()) > 0.93
+
+
+def test_soft_relus_become_hard_ones():
+    network = network_after(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), "0")
+    soft, relus = soften(network)
+    z = torch.tensor([[0.5, -0.5, 2.0, -2.0]])
+    assert len(relus) == 1
+    assert torch.equal(soft(z), network(z))
+    relus[0].width = torch.tensor(1e-4)
+    assert torch.allclose(soft(z), network(z), atol=1e-4)
+    relus[0].width = torch.tensor(1.0)
+    assert not torch.allclose(soft(z), network(z), atol=1e-2)
+
+
+def test_rescaling_says_why_it_cannot(data_root):
+    _, _, _, _, view, _ = noisy_update(data_root, 1e-5, None, 46)
+    factors = factorise(view)
+    assert rescale(factors, None, nn.functional.mse_loss).reason == "the loss has no labels"
+
+
+def test_pure_noise_holds_no_sample():
+    generator = torch.Generator().manual_seed(0)
+    view = spear.LayerUpdate(
+        weight=torch.randn(60, 200, generator=generator),
+        bias=torch.zeros(60),
+        weight_grad=torch.randn(60, 200, generator=generator),
+        bias_grad=torch.randn(60, generator=generator),
+    )
+    result = spear.invert(view)
+    assert (result.outcome, len(result.inputs)) == (Outcome.FAILED, 0)
+    assert "noise" in result.reason
+
+
+@pytest.mark.parametrize("sigma", [1e-10, 1e-8])
+@pytest.mark.parametrize("seed", range(3))
+def test_neurons_that_no_sample_switched_on_are_known_for_that_under_noise(sigma, seed):
+    """Inputs in [0, 1] leave many neurons off; noise makes their rows look alive."""
+    generator = torch.Generator().manual_seed(seed)
+    planted = plant(8, m=100, depth=4, seed=seed, inputs=torch.rand(8, 300, generator=generator))
+    noisy = add_noise(planted.gradients, sigma, generator)
+    clean = factorise(planted.view)
+    dead = int((~clean.live_rows).sum())
+    factors = factorise(spear.observe(planted.model, noisy))
+    assert dead >= 5
+    assert torch.equal(factors.live_rows, clean.live_rows)
+    result = spear.invert(spear.observe(planted.model, noisy), model=planted.model)
+    assert result.outcome is Outcome.EXACT, result.reason
+    assert worst_error(result.inputs, planted.inputs) < 1e-3
+
+
+def test_noise_under_which_the_first_round_finds_nothing_is_no_error():
+    pytest.importorskip("skimage", reason="needs the cli extra")
+    images, _ = photo_crops(6, 32)
+    inputs = ((images - 0.5) / 0.25).flatten(1)
+    net = mlp(inputs.shape[1], 10, width=100, depth=3, seed=0)
+    noisy = add_noise(fedsgd(net, inputs, torch.arange(6)), 1e-2)
+    result = spear.invert(spear.observe(net, noisy), model=net, max_seconds=10)
+    assert not result.certified.any()
+
+
+def test_noisy_regressions_keep_the_scale_of_the_bias_gradient():
+    """A loss without labels gives the model nothing to rescale by."""
+    planted = plant(4, m=120, n=150)
+    loss = nn.functional.mse_loss
+    gradients = fedsgd(planted.model, planted.inputs, torch.randn(4, 10), loss)
+    sigma = 2e-2 * float(gradients["0.weight"].square().mean().sqrt())
+    noisy = add_noise(gradients, sigma, torch.Generator().manual_seed(7))
+    view = spear.observe(planted.model, noisy)
+    result = spear.invert(view, model=planted.model, loss=loss)
+    assert result.outcome is Outcome.APPROXIMATE
+    assert result.labels is None
+    assert torch.equal(result.inputs, spear.invert(bare(view)).inputs)
+
+
+def test_hidden_layers_are_rescaled_without_the_rule_of_clipping():
+    """Clipping goes by the norm of all layers, of which those before this one are not known."""
+    planted = plant(4, m=100, n=100, depth=4)
+    sigma = 5e-3 * float(planted.gradients["2.weight"].square().mean().sqrt())
+    noisy = add_noise(planted.gradients, sigma, torch.Generator().manual_seed(7))
+    view = spear.observe(planted.model, noisy, layer="2")
+    result = spear.invert(view, model=planted.model)
+    hidden = planted.model[:2](planted.inputs).detach()
+    near = torch.cdist(result.inputs, hidden).min(1)
+    assert result.outcome is Outcome.APPROXIMATE
+    assert float((near.values / hidden.norm(dim=1)[near.indices]).max()) < 0.1
+    assert torch.equal(result.labels, planted.labels[near.indices])
+    assert "clipping" not in result.reason
+
+
+def test_weights_that_follow_no_rule_are_told():
+    weights = torch.tensor([1.0, 3.0, 0.5, 2.0, 0.7])
+
+    def loss(outputs, targets):
+        each = nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return (each * weights).sum()
+
+    planted = plant(5, m=150, n=300, loss=loss)
+    sigma = 1e-2 * float(planted.gradients["0.weight"].square().mean().sqrt())
+    noisy = add_noise(planted.gradients, sigma, torch.Generator().manual_seed(7))
+    result = spear.invert(spear.observe(planted.model, noisy), model=planted.model)
+    assert "follow no rule that is known" in result.reason
+    near = torch.cdist(result.inputs, planted.inputs).min(1)
+    assert sorted(near.indices.tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_no_guesses_are_polished_to_none(data_root):
+    _, _, _, _, view, _ = noisy_update(data_root, 1e-4, None, 44)
+    factors = factorise(view)
+    whole, units = dual_problem(factors), NoiseUnits.of(factors)
+    nothing = whole.U.new_zeros(20, 0), whole.U.new_zeros(len(whole.U), 0)
+    p, off = refine_each(units, balance(whole), *nothing, by_sign=False)
+    assert p.shape == (20, 0)
+    assert off.shape == (len(whole.U), 0)
+
+
+def test_estimates_that_run_together_stay_as_they_were():
+    """Two of the guesses are one sample: a sweep would make them equal, and the inverse singular."""
+    planted = plant(4, m=120, n=150)
+    sigma = 1e-2 * float(planted.gradients["0.weight"].square().mean().sqrt())
+    noisy = add_noise(planted.gradients, sigma, torch.Generator().manual_seed(7))
+    factors = factorise(spear.observe(planted.model, noisy))
+    whole, units = dual_problem(factors), NoiseUnits.of(factors)
+    R = factors.combine(torch.diag(1 / factors.singular_values))
+    Q = torch.linalg.inv(planted.inputs.double() @ R.T) * factors.singular_values[:, None]
+    p = units.vector(Q)
+    apart, _ = refine_jointly(factors, whole, units, p)
+    assert float((apart * p).sum(0).abs().min()) > 0.9
+    p[:, 1] = unit(p[:, 0] + 0.05 * p[:, 1], 0)
+    together, _ = refine_jointly(factors, whole, units, p)
+    overlap = (together.T @ together).abs().fill_diagonal_(0)
+    assert float(overlap.max()) <= float((p.T @ p).abs().fill_diagonal_(0).max()) + 1e-9
+    assert float(torch.linalg.svdvals(together)[-1]) > 1e-3

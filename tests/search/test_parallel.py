@@ -1,0 +1,231 @@
+"""Work spread over processes: the same bits on any number of workers, and nothing lost with them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import spear
+from spear.search import parallel, sampling, starts
+from spear.search.parallel import ParallelMap, _work, pack, unpack
+from support.planted import plant, truth
+
+
+@pytest.fixture(scope="module")
+def pools():
+    with spear.workers(1) as one, spear.workers(2) as two:
+        yield {"one": one, "two": two}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Cut and send what would be too small to: a problem above the rule takes a minute."""
+    monkeypatch.setattr(parallel, "MIN_PARALLEL_WORK", 1)
+    monkeypatch.setattr(starts, "_COLUMNS", 32)
+    monkeypatch.setattr(sampling, "_FIRST_STEPS", 3)
+
+
+def inverted(planted, finder, executor, **options):
+    return spear.invert(
+        planted.view,
+        model=planted.model,
+        finder=finder,
+        generator=torch.Generator().manual_seed(1),
+        executor=executor,
+        **options,
+    )
+
+
+def counted(result):
+    return {k: v for k, v in result.stats.items() if isinstance(v, int)}
+
+
+class Counting:
+    """An executor that counts what it hands on: all that is asked of one is `submit`."""
+
+    def __init__(self, executor):
+        self.executor, self.sent = executor, []
+
+    def submit(self, function, *args):
+        self.sent.append(args[0].__name__)
+        return self.executor.submit(function, *args)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("finder", ["cascade", spear.SamplingFinder(at_once=200)])
+def test_the_same_bits_on_any_number_of_workers(finder, pools):
+    planted = plant(24, m=120) if finder == "cascade" else plant(8, m=40)
+    alone = inverted(planted, finder, None)
+    assert alone.outcome is spear.Outcome.EXACT
+    for executor in pools.values():
+        counting = Counting(executor)
+        result = inverted(planted, finder, counting)
+        steps = {"_descend", "_refine", "_round", "_fit_signs"}
+        assert set(counting.sent) == (steps if finder == "cascade" else {"_seeded_kernels"})
+        assert torch.equal(result.inputs, alone.inputs)
+        assert torch.equal(result.predicted_error, alone.predicted_error)
+        assert result.match == alone.match
+        assert result.reason == alone.reason
+        assert counted(result) == counted(alone)
+
+
+def test_small_problems_stay_in_this_process(pools):
+    counting = Counting(pools["two"])
+    assert inverted(plant(8), "cascade", counting).outcome is spear.Outcome.EXACT
+    assert not counting.sent
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_killed_workers_do_not_lose_the_inversion():
+    planted = plant(12, m=50)
+    finder = spear.SamplingFinder(max_samples=60_000, at_once=200)
+    alone = inverted(planted, finder, None)
+    with spear.workers(2) as executor:
+        counting = Counting(executor)
+
+        def kill(progress):
+            if len(counting.sent) == 20:  # some have come back, others are under way
+                for process in list((executor._processes or {}).values()):
+                    process.kill()
+
+        result = inverted(planted, finder, counting, on_progress=kill)
+    assert "a worker failed (BrokenProcessPool" in result.reason
+    assert "a worker failed" not in alone.reason
+    assert torch.equal(result.inputs, alone.inputs)
+    assert counted(result) == counted(alone)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_an_executor_that_is_shut_down_is_told():
+    executor = spear.workers(1)
+    executor.shutdown()
+    result = inverted(plant(24, m=120), "cascade", executor)
+    assert result.outcome is spear.Outcome.EXACT
+    assert "a worker failed (RuntimeError: cannot schedule new futures" in result.reason
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_an_interrupt_returns_what_there_is_and_frees_the_workers(pools):
+    def interrupt(progress):
+        if progress.done > 20_000:
+            raise KeyboardInterrupt
+
+    result = inverted(plant(16, m=60), "sampling", pools["two"], on_progress=interrupt)
+    assert "interrupted" in result.stats
+    assert pools["two"].submit(abs, -1).result(10) == 1
+
+
+def only_here(home, x):
+    if os.getpid() != home:
+        raise ValueError(f"cannot do {x} elsewhere")
+    return x.square()
+
+
+def test_an_exception_of_a_worker_is_told_and_its_work_done_here(pools):
+    work = ParallelMap(pools["two"])
+    pieces = [(torch.tensor(float(i)),) for i in range(20)]
+    results = work.run(only_here, (os.getpid(),), pieces, lambda: None)
+    assert [float(r) for r in results] == [i * i for i in range(20)]
+    assert "ValueError: cannot do 0" in work.failure
+
+
+def test_an_exception_here_is_raised(pools):
+    with pytest.raises(ValueError, match="cannot do"):
+        list(ParallelMap(pools["two"]).run(only_here, (-1,), [(torch.ones(1),)], lambda: None))
+
+
+def doze(x):
+    time.sleep(0.2)
+    return x
+
+
+@pytest.mark.parametrize("has_workers", [False, True])
+def test_pieces_end_with_the_time(has_workers, pools):
+    list(ParallelMap(pools["two"]).run(doze, (), [(0,)] * 2, lambda: None))  # both are up
+    work = ParallelMap(pools["two"] if has_workers else None)
+    began = time.monotonic()
+    done = list(work.run(doze, (), [(i,) for i in range(200)], lambda: 0.7 - since(began)))
+    assert done == list(range(len(done)))
+    assert 1 <= len(done) < 30
+    assert since(began) < 5
+    assert not work.failure
+
+
+def since(began):
+    return time.monotonic() - began
+
+
+def test_the_first_piece_is_finished_however_late(pools):
+    for work in (ParallelMap(), ParallelMap(pools["two"])):
+        assert list(work.run(doze, (), [(i,) for i in range(9)], lambda: 0.0)) == [0]
+
+
+def test_pieces_are_taken_at_the_same_time_with_and_without_workers(pools):
+    def pieces(log):
+        for i in range(40):
+            log.append(f"take {i}")
+            yield (-i,)
+
+    logs = []
+    for executor in (None, pools["two"]):
+        logs.append([])
+        for result in ParallelMap(executor).run(abs, (), pieces(logs[-1]), lambda: None):
+            logs[-1].append(f"got {result}")
+    assert logs[0] == logs[1]
+    assert logs[0].index("take 16") == logs[0].index("got 0") + 1
+
+
+def test_packing_keeps_numbers_and_their_order_in_memory():
+    known = truth(plant(5))
+    side = known.factors.outputs
+    cube = torch.randn(3, 4, 5)
+    for tensor in (cube.permute(2, 0, 1), cube[:, 1], cube > 0, cube[:0], cube.sum(), side.basis):
+        again = unpack(pack(tensor))
+        assert torch.equal(again, tensor)
+        assert again.dtype == tensor.dtype
+        assert again.data_ptr() % 64 == 0 or not again.numel()
+    assert unpack(pack(cube.permute(2, 0, 1))).stride() == cube.permute(2, 0, 1).stride()
+    assert len(pack(cube[:, 0])) < len(pack(cube))  # a view does not drag its storage along
+    assert torch.equal(unpack(pack((side, 1)))[0].white, side.white)
+
+
+ORPHANS = """
+import os, signal, spear
+if __name__ == "__main__":
+    executor = spear.workers(1)
+    executor.submit(os.getpid).result()
+    print(*executor._processes, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS)
+    # The worker inherits stdout, so that the output ends when it does.
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(done.stdout.split()) == 1
+
+
+@pytest.mark.parametrize("executor", ["two", 2, object()])
+def test_what_is_no_executor_is_refused(executor):
+    with pytest.raises(spear.InvalidOption, match=r"expected an executor such as spear\.workers"):
+        spear.invert(plant(3).view, executor=executor)
+
+
+def test_no_workers_are_refused():
+    with pytest.raises(spear.InvalidOption, match="at least one worker, got 0"):
+        spear.workers(0)
+
+
+def test_a_worker_computes_what_this_process_would():
+    a, b, c = torch.randn(3), torch.randn(3), torch.randn(3)
+    answer = _work(torch.addcmul, pack((a,)), pack((b, c)))
+    assert torch.equal(unpack(answer), torch.addcmul(a, b, c))

@@ -1,0 +1,471 @@
+"""spear audit: settings, what clients send, and where leakage starts and stops."""
+
+import json
+import math
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import spear
+from spear.errors import InvalidFile, InvalidOption, NoAttackableLayer
+from spear.federated import fedavg, fedsgd, mlp
+from spear.federated.privacy import Noise, Privacy, noise_of, resolved
+from spear.metrics import psnr
+from spear.report import ImageFormat, Level
+from spear.sweep.grid import Axis, Grid, default_lists
+from spear.sweep.leakage import Leakage, LeakageLevel, trend
+from spear.sweep.plan import Sweep
+from spear.sweep.private_data import PrivateData, load_data
+from spear.sweep.report import exit_code, headline
+from spear.sweep.running import sweep
+from spear.sweep.sending import send, split
+from spear.sweep.setting import Setting
+from spear.sweep.subject import Subject
+from spear.sweep.trial import _recognised, attack
+from spear.sweep.utility import Training, too_small
+from spear.trials import Row, Status
+from support.command_line import in_this_process
+
+QUICK = Training(rounds=12, seeds=2)
+
+
+def numbers(count=240, n=30, classes=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, n, generator=generator)
+    return x, x[:, :classes].argmax(1)
+
+
+def narrow():
+    return mlp(30, 3, width=60, depth=3)
+
+
+def wide(width=60):
+    return mlp(30, 3, width=width, depth=3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"samples": 0}, "samples"),
+        ({"samples": 2.5}, "samples"),
+        ({"clients": True}, "clients"),
+        ({"sigma": -1.0}, "sigma"),
+        ({"clip": math.inf}, "clip"),
+        ({"sigma": 1e-4, "noise_multiplier": 1.0, "clip": 1.0}, "one unit"),
+        ({"noise_multiplier": 1.0}, "give clip"),
+        ({"epsilon": 8.0}, "give clip"),
+        ({"sends": "weights", "epochs": 2}, "epochs and one lr together"),
+        ({"sends": "weights", "epochs": 2, "lr": (0.1, 0.1)}, "epochs and one lr together"),
+        ({"local_batch_size": 4}, "local training"),
+        ({"precision": "int8"}, "2-bit to 16-bit"),
+        ({"pruned": 1.5}, "pruned"),
+        ({"precision": "40-bit"}, "2-bit to 16-bit"),
+        ({"width": 0}, "width"),
+        ({"width": 10**6}, "width <= 100,000"),
+        ({"optimizer": "adam"}, "no clients with optimizer"),
+        ({"clip": 1.0, "clipping": "per-layer"}, "no clients with clipping"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong, word):
+    with pytest.raises(InvalidOption, match=word):
+        Setting(**wrong)
+
+
+def test_all_problems_are_told_at_once():
+    with pytest.raises(InvalidOption) as error:
+        Setting(samples=0, clients=0, precision="half")
+    assert all(word in str(error.value) for word in ("samples", "clients", "precision"))
+
+
+def test_noise_is_the_same_in_all_units():
+    privacy = Privacy(delta=1e-5, steps=50)
+    by_multiplier = noise_of(Setting(samples=20, clip=2.0, noise_multiplier=0.7), privacy)
+    assert by_multiplier.sigma == pytest.approx(0.7 * 2.0 / 20)
+    by_sigma = noise_of(Setting(samples=20, clip=2.0, sigma=by_multiplier.sigma), privacy)
+    assert by_sigma.multiplier == pytest.approx(0.7)
+    epsilon = by_multiplier.epsilon
+    by_epsilon = noise_of(Setting(samples=20, clip=2.0, epsilon=epsilon), privacy)
+    assert by_epsilon.multiplier == pytest.approx(0.7, rel=1e-6)
+    whole_update = noise_of(Setting.of(clip=2.0, noise_multiplier=0.7, epochs=1), privacy)
+    assert whole_update.sigma == pytest.approx(1.4)  # the client's update, not a sample's gradient
+
+
+def test_epsilon_is_that_of_opacus():
+    from opacus.accountants.utils import get_noise_multiplier
+
+    privacy = Privacy(delta=1e-5, dataset_size=2000, steps=100)
+    ours = noise_of(Setting(samples=20, clip=1.0, epsilon=3.0), privacy)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Optimal order is the")  # on its way there
+        theirs = get_noise_multiplier(
+            target_epsilon=3.0, target_delta=1e-5, sample_rate=0.01, steps=100, accountant="rdp"
+        )
+    assert ours.multiplier == pytest.approx(theirs, rel=0.01)
+    assert ours.epsilon == pytest.approx(3.0, abs=1e-5)
+    assert noise_of(Setting(sigma=1e-3), privacy) == Noise(1e-3, None, None)  # bounds nothing
+    with pytest.raises(InvalidOption, match="hold its batch"):
+        noise_of(Setting(samples=20, clip=1.0, sigma=1.0), Privacy(dataset_size=10))
+
+
+def test_one_thing_is_varied_at_a_time():
+    grid = Grid({"samples": [8, 32], "clip": [None, 2.0], "noise_multiplier": [0, 0.1]})
+    assert grid.base == Setting(samples=8)
+    assert grid.settings == (
+        Setting(samples=8),
+        Setting(samples=32),
+        Setting(samples=8, clip=2.0),
+        Setting(samples=8, clip=2.0, noise_multiplier=0.1),
+    )
+    assert [axis.name for axis in grid.axes] == ["samples", "clip", "noise"]
+    crossed = replace(grid, cross=True).settings
+    assert len(crossed) == len(set(crossed)) == 6  # noise without a norm takes the one given
+    with pytest.raises(InvalidOption, match="give clip"):
+        Grid({"noise_multiplier": [0, 0.1]})
+    with pytest.raises(InvalidOption, match="depth"):
+        Grid({"depth": [3]})
+    assert Grid({"lr": [0.1]}).base == Setting(sends="weights", epochs=1, lr=0.1)
+    local = Setting(sends="weights", epochs=5, lr=0.05)
+    assert Grid({"epochs": [0, 5]}).settings[1] == local
+
+
+def test_the_default_sweep_shrinks_to_the_data():
+    assert max(s.total for s in Sweep().grid.settings) > 60
+    for count in (3, 60, 500):
+        assert max(s.total for s in Grid(default_lists(count)).settings) <= count
+
+
+def test_aggregated_clients_are_one_batch():
+    net, (x, y) = mlp(30, 3, width=60, depth=3, seed=0), numbers(32)
+    setting = Setting(samples=8, clients=4)
+    options = {"loss": nn.CrossEntropyLoss(), "generator": torch.Generator()}
+    four = send(net, split(x, y, setting), setting, **options)
+    for name, gradient in fedsgd(net, x, y).items():
+        assert torch.allclose(four.update[name], gradient, atol=1e-7)
+    local = Setting.of(samples=8, epochs=2, lr=0.1, clients=2)
+    two = send(net, split(x[:16], y[:16], local), local, **options).after(net)
+    each = [fedavg(net, x[i : i + 8], y[i : i + 8], lr=0.1, epochs=2) for i in (0, 8)]
+    for name, value in two.items():
+        assert torch.allclose(value, (each[0][name] + each[1][name]) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("extra", [{}, {"epochs": 2, "lr": 0.1}, {"clip": 0.5}])
+def test_clients_send_what_the_setting_says(extra):
+    net, (x, y) = mlp(30, 3, width=60, depth=3, seed=0), numbers(8)
+    quiet = Setting.of(**extra)
+
+    def sent(setting, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        options = {"loss": nn.CrossEntropyLoss(), "generator": generator}
+        return send(net, split(x, y, setting), setting, **options).update["0.weight"]
+
+    plain = sent(quiet)
+    noisy = sent(replace(quiet, sigma=0.01))
+    assert float((noisy - plain).std()) == pytest.approx(0.01, rel=0.1)
+    pruned = sent(replace(quiet, pruned=0.9))
+    assert float((pruned == 0).double().mean()) >= 0.9
+    assert len(sent(replace(quiet, precision="4-bit")).unique()) <= 15
+    if "clip" in extra:  # each sample's gradient is bounded, and with it their mean
+        assert float(plain.norm()) <= 0.5
+
+
+def test_training_follows_what_was_sent():
+    net, (x, y) = mlp(30, 3, width=20, depth=3, seed=0), numbers(8)
+    options = {"loss": nn.CrossEntropyLoss(), "generator": torch.Generator()}
+    gradient, moved = fedsgd(net, x, y)["0.weight"], mlp(30, 3, width=20, depth=3, seed=0)
+    send(net, [(x, y)], Setting(), **options).apply(moved, lr=0.5)
+    assert torch.allclose(moved[0].weight, net[0].weight - 0.5 * gradient, atol=1e-7)
+    local = Setting.of(epochs=3, lr=0.1)
+    moved = mlp(30, 3, width=20, depth=3, seed=0)
+    send(net, [(x, y)], local, **options).apply(moved, lr=0.5)
+    after = fedavg(net, x, y, lr=0.1, epochs=3)["0.weight"]
+    assert torch.allclose(moved[0].weight, after, atol=1e-6)
+
+
+def test_the_same_noise_in_other_units_is_the_same_trial():
+    subject = Subject(narrow, PrivateData.of("numbers", *numbers()))
+    by_sigma = Sweep(subject, Grid({"clip": [1.0], "sigma": [0.0125]}))
+    by_multiplier = Sweep(subject, Grid({"clip": [1.0], "noise_multiplier": [0.1]}))
+    others = Sweep(subject, Grid({"clip": [1.0], "noise_multiplier": [0.2]}))
+    keys = [[t.key for t in plan.trials()] for plan in (by_sigma, by_multiplier, others)]
+    assert keys[0] == keys[1]
+    assert not set(keys[0]) & set(keys[2])
+    data = PrivateData.of("numbers", *numbers(seed=1))
+    elsewhere = Sweep(Subject(narrow, data), Grid({"clip": [1.0], "sigma": [0.0125]}))
+    assert not set(keys[0]) & {t.key for t in elsewhere.trials()}
+
+
+LISTS = {
+    "samples": [4, 16],
+    "clip": [None, 1.0],
+    "noise_multiplier": [0, 1e-4, 1.0],
+    "clients": [1, 3],
+}
+
+
+def test_a_sweep_from_leak_to_no_leak(tmp_path):
+    options = {"lists": LISTS, "repeats": 2, "workers": 0, "training": QUICK}
+    made = sweep(narrow, numbers(), out=tmp_path, **options)
+    table = {
+        row[0]: dict(zip(made.tables[0].columns, row, strict=True)) for row in made.tables[0].rows
+    }
+    assert list(table) == [
+        "base: b = 4",
+        "b = 16",
+        "C = 1",
+        "C = 1, z = 0.0001",
+        "C = 1, z = 1",
+        "3 clients aggregated",
+    ]
+    for name in ("base: b = 4", "b = 16", "C = 1", "3 clients aggregated"):
+        assert table[name]["verdict"] == "whole batches exact"
+        assert table[name]["batches exact, %"] == 100
+        assert table[name]["best PSNR, dB"] > 60
+    assert table["C = 1, z = 1"]["verdict"] == "nothing recovered"
+    assert table["C = 1, z = 1"]["at most, %"] == pytest.approx(84.2)  # of two batches
+    assert table["base: b = 4"]["cost, points"] is None  # nothing is done to it
+    assert table["3 clients aggregated"]["cost, points"] == 0  # nor to their sum
+    assert table["C = 1, z = 1"]["cost, points"] is not None
+    whole = {row[0]: row for row in made.tables[1].rows}
+    assert whole["C = 1, z = 1"][5:8] == (0.25, 1.0, pytest.approx(4.73, abs=0.01))
+    noise = next(r for r in made.remarks if r.subject == "noise")
+    assert noise.words.startswith("Whole batches exact at none")
+    assert noise.words.endswith("nothing recovered at z = 1.")
+    safe = next(r for r in made.remarks if r.subject == "C = 1, z = 1")
+    assert safe.level is Level.PROTECTED
+    assert "0 of 2 batches (95 % interval 0-84 %)" in safe.words
+    assert "not a guarantee" in safe.words
+    assert len(made.drawings) == 4
+    assert all(d.svg.startswith("<svg") for d in made.drawings)
+    assert made.findings[0].outcome is spear.Outcome.EXACT
+    assert made.outcome is spear.Outcome.EXACT
+
+    made.save(tmp_path / "report.json")
+    again = spear.load(tmp_path / "report.json")
+    assert again.tables == made.tables
+    assert made.redacted().findings[0].inputs is None
+
+
+def test_a_sweep_goes_on_where_it_stopped(tmp_path):
+    options = {"lists": {"samples": [4, 8]}, "repeats": 3, "workers": 0}
+    quiet = Training(rounds=0)
+    sweep(narrow, numbers(), out=tmp_path, training=quiet, **options)
+    path = tmp_path / "leakage.jsonl"
+    lines = path.read_text().splitlines()
+    assert len(lines) == 6
+    path.write_text("\n".join(lines[:4]) + "\n")  # as if it had been killed
+    sweep(narrow, numbers(), out=tmp_path, training=quiet, **options)
+    after = path.read_text().splitlines()
+    assert after[:4] == lines[:4]
+    own = ("key", "outcome", "metrics")
+    assert [[json.loads(line)[name] for name in own] for line in after[4:]] == [
+        [json.loads(line)[name] for name in own] for line in lines[4:]
+    ]
+
+
+def test_numbers_to_predict_are_judged_by_their_loss(tmp_path):
+    x, _ = numbers()
+    lists = {"samples": [4], "clip": [None, 0.01]}
+    made = sweep(
+        None, (x, x[:, 0] * 2.0), out=tmp_path, lists=lists, repeats=1, workers=0, training=QUICK
+    )
+    columns = made.tables[0].columns
+    rows = [dict(zip(columns, row, strict=True)) for row in made.tables[0].rows]
+    assert rows[0]["verdict"] == "whole batches exact"
+    assert rows[0]["held-out loss"] > 0
+    assert rows[1]["cost, loss"] > 0  # clipping that hard hardly moves the weights
+
+
+def test_a_hidden_layer_is_judged_by_its_own_inputs():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(1, 2, 3)
+            self.first, self.last = nn.Linear(2 * 6 * 6, 80), nn.Linear(80, 3)
+
+        def forward(self, x):
+            hidden = self.first(torch.tanh(self.conv(x)).flatten(1))
+            return self.last(torch.relu(hidden))
+
+    x = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    subject = Subject(Net, PrivateData.of("pictures", x, torch.arange(60) % 3))
+    done = attack(subject, Setting(samples=4), 0, max_seconds=20)
+    assert done.truth.shape == (4, 72)
+    assert done.exact
+    assert not done.shows_data
+
+
+def test_a_flat_colour_is_not_recognised():
+    sky = torch.full((1, 300), 0.6, dtype=torch.float64)
+    sky[0, ::10] += 0.1
+    flat = sky.mean(1, keepdim=True).expand_as(sky)
+    near = sky + 0.001
+    assert float(psnr(flat, sky)) > 20
+    assert not bool(_recognised(psnr(flat, sky), sky, pictures=True))
+    assert bool(_recognised(psnr(near, sky), sky, pictures=True))
+
+
+def test_utility_is_not_guessed_from_little_data(tmp_path):
+    assert "could be held out" in too_small(30, Setting())
+    assert "left to train on" in too_small(200, Setting(samples=8, clients=20))
+    assert too_small(400, Setting()) == ""
+    made = sweep(narrow, numbers(30), out=tmp_path, lists={"samples": [4]}, repeats=1, workers=0)
+    assert made.tables[0].rows[0][10] is None
+    assert any(r.subject == "utility" and "held out" in r.words for r in made.remarks)
+
+
+def _row(setting, seed, *, exact=False, recovered=0, recognised=0, certified=0, seconds=1.0):
+    metrics = {
+        "samples": setting.total,
+        "exact": exact,
+        "recovered": recovered,
+        "recognised": recognised,
+        "certified": certified,
+        "certified_wrong": 0,
+        "best": None,
+    }
+    limits = {"max_seconds": 60}
+    return Row(str(seed), "leakage", limits, seed, Status.DONE, "X", metrics, seconds, {}, seconds)
+
+
+def test_verdicts_and_exit_codes():
+    none = Noise(0.0, None, None)
+    quiet = [Leakage(Setting(), none, tuple(_row(Setting(), i) for i in range(3)), None)]
+    assert exit_code(quiet) == 0
+    assert "recovered nothing at any" in headline(quiet)
+    assert "not a guarantee" in headline(quiet)
+    hinted = Leakage(Setting(), none, (_row(Setting(), 0), _row(Setting(), 1, certified=1)), None)
+    assert (
+        hinted.verdict is LeakageLevel.RECOGNISABLE
+    )  # certified counts as leaked, whatever its error
+    assert hinted.leaked.count == 1
+    assert exit_code([*quiet, hinted]) == 10
+    whole = _row(Setting(), 2, exact=True, recovered=8, recognised=8)
+    assert exit_code([*quiet, Leakage(Setting(), none, (whole,), None)]) == 20
+    failed = Row("k", "leakage", {}, 0, Status.FAILED, None, {}, None, {}, 1.0, error="no")
+    lost = Leakage(Setting(), none, (failed,), None)
+    assert lost.verdict is LeakageLevel.UNMEASURED  # an error is no protection
+    assert headline([lost]) == "Nothing was measured."
+    slow = Leakage(Setting(), none, (_row(Setting(), 0, seconds=61.0),), None)
+    assert slow.out_of_time == 1
+
+
+def test_where_leakage_stops_is_said_in_a_sentence():
+    none = Noise(0.0, None, None)
+    verdicts = {8: True, 16: True, 64: False, 128: False}
+    settings = {b: Setting(samples=b) for b in verdicts}
+    found = [
+        Leakage(settings[b], none, (_row(settings[b], 0, exact=whole, recovered=b * whole),), None)
+        for b, whole in verdicts.items()
+    ]
+    axis = Axis("samples", tuple((b, settings[b]) for b in (16, 8, 128, 64)))
+    assert trend(axis, found) == "whole batches exact up to 16; nothing recovered from 64 on"
+
+
+def test_a_map_where_two_things_are_crossed(tmp_path):
+    lists = {"samples": [2, 4], "width": [30, 60]}
+    options = {"repeats": 1, "workers": 0, "training": Training(rounds=0), "cross": True}
+    made = sweep(wide, numbers(), out=tmp_path, lists=lists, **options)
+    assert len(made.tables[0].rows) == 4
+    assert made.drawings[0].title == "Leakage by batch size and width"
+
+
+def test_data_of_users(tmp_path):
+    x, y = numbers(20)
+    np.savez(tmp_path / "good.npz", x=x.numpy(), y=y.numpy())
+    assert load_data(str(tmp_path / "good.npz"), None, None).classes == 3
+    np.savez(tmp_path / "nameless.npz", pixels=x.numpy())
+    with pytest.raises(InvalidFile, match="'inputs' and 'labels'"):
+        load_data(str(tmp_path / "nameless.npz"), None, None)
+    with pytest.raises(InvalidOption, match="a label for each of 20"):
+        PrivateData.of("d", x, y[:5])
+    with pytest.raises(InvalidOption, match="counted from 0"):
+        PrivateData.of("d", x, y - 1)
+    with pytest.raises(InvalidOption, match="finite"):
+        PrivateData.of("d", x * math.nan, y)
+    with pytest.raises(InvalidOption, match="mean and std"):
+        PrivateData.of("d", 9 * torch.randn(20, 64), y, image_format=ImageFormat((1, 8, 8)))
+    with pytest.raises(InvalidOption, match="one of cifar10"):
+        load_data("cifar11", None, None)
+    photos = PrivateData.of("d", torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8), y[:4])
+    assert float(photos.inputs.max()) <= 1
+    assert photos.image_format == ImageFormat((3, 8, 8))
+
+
+def test_a_trained_model_is_attacked_where_asked_for():
+    data = PrivateData.of("d", *numbers())
+    fresh, later = Subject(wide, data), Subject(wide, data, trained_steps=5)
+    models = [s.attacked_model(60, seed=3)[0].weight for s in (fresh, later, later)]
+    assert torch.equal(models[1], models[2])
+    assert not torch.equal(models[0], models[1])
+    assert attack(later, Setting(samples=4), 3, max_seconds=20).exact
+    lists = Grid({"samples": [4]})
+    keys = [Sweep(s, lists, repeats=1).trials()[0].key for s in (fresh, later)]
+    assert keys[0] != keys[1]
+
+
+def test_what_does_not_go_together_is_told_before_anything_is_run(tmp_path):
+    x, y = numbers()
+
+    def check(model, data, lists):
+        Sweep(Subject(model, PrivateData.of("d", *data)), Grid(lists)).check()
+
+    with pytest.raises(InvalidOption, match="no argument `width`"):
+        check(narrow, (x, y), {"width": [30, 60]})
+    with pytest.raises(InvalidOption, match="does not take the data"):
+        check(narrow, (x[:, :7], y), {"samples": [4]})
+    with pytest.raises(InvalidOption, match="3 outputs and labels up to 9"):
+        check(narrow, (x, torch.arange(240) % 10), {"samples": [4]})
+    with pytest.raises(InvalidOption, match="at least 960 samples"):
+        check(narrow, (x, y), {"samples": [4], "clients": [1, 240]})
+    with pytest.raises(NoAttackableLayer):
+        check(lambda: nn.Linear(30, 3), (x, y), {"samples": [4]})
+    with pytest.raises(InvalidOption, match="workers=0"):
+        sweep(lambda: nn.Linear(30, 3) and narrow(), (x, y), out=tmp_path, lists={"samples": [4]})
+
+
+def test_resolved_noise_is_asked_for():
+    net, (x, y) = narrow(), numbers(8)
+    options = {"loss": nn.CrossEntropyLoss(), "generator": torch.Generator()}
+    setting = Setting(clip=1.0, noise_multiplier=0.8)
+    with pytest.raises(InvalidOption, match="as sigma"):
+        send(net, [(x, y)], setting, **options)
+    assert resolved(setting, 0.1) == Setting(clip=1.0, sigma=0.1)
+
+
+MODULE = """
+from spear.federated import mlp
+
+def net(width=60):
+    return mlp(30, 3, width=width, depth=3)
+"""
+
+
+def test_the_command(tmp_path):
+    x, y = numbers()
+    np.savez(tmp_path / "data.npz", inputs=x.numpy(), labels=y.numpy())
+    (tmp_path / "mynet.py").write_text(MODULE)
+    command = ["audit", "--model", "mynet:net", "--data", "data.npz", "--workers", "1"]
+    command += ["-b", "4", "--clip", "none,1", "--sigma", "0,1.0", "--repeats", "2"]
+    command += ["--training-rounds", "0"]
+    first = in_this_process(*command, "--json", "audit.json", "--redact", cwd=tmp_path)
+    assert first.returncode == 20, first.stderr
+    assert "wrote spear-audit/report.html" in first.stdout
+    made = spear.load(tmp_path / "audit.json")
+    assert made.is_redacted
+    assert all(finding.inputs is None for finding in made.findings)
+    assert made.settings["command"].startswith("spear audit --model mynet:net")
+    assert not (tmp_path / "spear-audit" / "examples.json").exists()
+    drawn = in_this_process(
+        *command, "--only-draw", "--quiet", "--json", "drawn.json", cwd=tmp_path
+    )
+    assert drawn.returncode == 20
+    assert drawn.stdout.startswith("Of 3 settings")
+    assert spear.load(tmp_path / "drawn.json").tables == made.tables
+    bad = in_this_process(*command, "--width", "60,wide", cwd=tmp_path)
+    assert bad.returncode == 2
+    assert "expected a list such as 8,16,32" in bad.stderr
+    assert "Traceback" not in bad.stderr

@@ -1,0 +1,272 @@
+"""Any layer, trained networks, one class, shapes: what clients really send."""
+
+import pytest
+import torch
+from torch import nn
+
+import spear
+from spear import Cause, NoAttackableLayer, Outcome, Proof
+from spear.factors import factorise
+from spear.federated import fedsgd, train
+from spear.metrics import score
+from spear.search.output_layer import farthest
+from support.planted import bare, real_batch, small_batch
+
+
+def relative_error(found, truth):
+    return float((torch.cdist(found, truth).min(1).values / truth.norm(dim=1).mean()).max())
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("layer", range(1, 6))
+def test_inputs_of_every_hidden_layer_come_back(layer, seed, data_root):
+    _, model, x, y = real_batch(data_root, m=400, seed=20 + seed)
+    view = spear.observe(model, fedsgd(model, x, y), layer=str(2 * (layer - 1)))
+    result = spear.invert(view, model=model)
+    with torch.no_grad():
+        truth = model[: 2 * (layer - 1)](x)
+    assert result.outcome is Outcome.EXACT
+    assert result.proof is Proof.REPLAY
+    assert relative_error(result.inputs, truth) < 1e-5
+    assert ("activations computed from the data" in result.reason) is (layer > 1)
+
+
+@pytest.mark.parametrize(("depth", "b"), [(2, 20), (3, 20), (6, 8)])
+def test_inputs_of_the_output_layer_come_back(depth, b, data_root):
+    _, model, x, y = real_batch(data_root, b=b, m=400, depth=depth, seed=2)
+    last = str(2 * (depth - 1))
+    result = spear.invert(spear.observe(model, fedsgd(model, x, y), layer=last), model=model)
+    with torch.no_grad():
+        truth = model[:-1](x)
+    assert result.outcome is Outcome.EXACT
+    assert relative_error(result.inputs, truth) < 1e-4
+
+
+def test_an_output_layer_with_few_classes_hides_the_batch():
+    model, x, y = small_batch(b=8, classes=5)
+    result = spear.invert(spear.observe(model, fedsgd(model, x, y), layer="4"))
+    assert (result.outcome, result.cause) == (Outcome.INCONCLUSIVE, Cause.NO_GAP)
+    assert result.batch_size is None
+
+
+def test_the_farthest_point_is_never_negative():
+    model, x, y = small_batch(b=4, m=80, classes=20)
+    factors = factorise(spear.observe(model, fedsgd(model, x, y), layer="4"))
+    white, h = factors.inputs.white, factors.bias_coordinates
+    point = farthest(white, h, torch.ones(4, dtype=torch.float64))
+    assert point is not None
+    assert float((white @ point).min()) > -1e-6
+    assert float(point @ h) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_class_comes_back(seed, data_root):
+    def one(images):
+        return (images.labels == 7 * seed).nonzero().flatten()
+
+    images, model, x, y = real_batch(data_root, seed=seed, among=one)
+    result = spear.invert(spear.observe(model, fedsgd(model, x, y)), model=model)
+    assert result.outcome is Outcome.EXACT
+    assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
+    assert len(set(result.labels.tolist())) == 1
+
+
+@pytest.fixture(scope="module")
+def trained_on_mnist(data_root):
+    images, model, _, _ = real_batch(data_root, name="mnist", b=1)
+    x, y = images.batch(range(5000))
+    generator = torch.Generator().manual_seed(0)
+    early = train(model, x, y, steps=300, lr=0.05, generator=generator)
+    late = train(early, x, y, steps=1700, lr=0.05, generator=generator)
+    return images, early, late
+
+
+@pytest.mark.parametrize("first", [0, 5000])  # seen in training, or not
+@pytest.mark.parametrize("b", [10, 20])
+def test_early_in_training_everything_comes_back(b, first, trained_on_mnist):
+    images, early, _ = trained_on_mnist
+    x, y = images.batch(range(first + 100, first + 100 + b))
+    result = spear.invert(spear.observe(early, fedsgd(early, x, y)), model=early)
+    assert result.outcome is Outcome.EXACT
+    assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
+
+
+@pytest.mark.parametrize("first", [0, 5000])
+@pytest.mark.parametrize("seed", range(4))
+def test_late_in_training_nothing_wrong_is_certified(seed, first, trained_on_mnist):
+    images, _, late = trained_on_mnist
+    start = first + 10 * seed
+    x, y = images.batch(range(start, start + 10))
+    result = spear.invert(spear.observe(late, fedsgd(late, x, y)), model=late, max_seconds=20)
+    found = score(images.to_pixels(result.inputs), images.to_pixels(x))
+    certified = result.certified[: len(found.psnr)]
+    assert bool((found.psnr[certified] > 60).all())
+    assert result.outcome is not Outcome.EXACT or found.exact
+
+
+def test_vanished_samples_are_reported():
+    """Three of eight samples are so sure that nothing of them is left."""
+    model, x, y = small_batch(b=8, n=60, m=150)
+
+    def loss(outputs, targets):
+        weight = torch.ones(len(outputs))
+        weight[5:] = 0
+        each = nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return (each * weight[: len(each)]).mean()
+
+    gradients = fedsgd(model, x, y, loss)
+    result = spear.invert(spear.observe(model, gradients))
+    assert result.batch_size == 5
+    assert result.certified.all()
+    assert result.outcome is Outcome.EXACT
+    assert relative_error(result.inputs, x[:5]) < 1e-5
+    assert "all 5 samples that show" in result.reason
+    assert any("gradient vanished" in words for words in result.assumptions)
+    told = spear.invert(spear.observe(model, gradients, samples=8))
+    assert (told.outcome, told.cause) == (Outcome.PARTIAL, Cause.MISSING)
+    assert told.certified.all()
+    assert "computed from 8 samples, as was told, and 5 show" in told.reason
+
+
+class Tokens(nn.Module):
+    def __init__(self, pooled):
+        super().__init__()
+        self.first, self.last, self.pooled = nn.Linear(30, 120), nn.Linear(120, 5), pooled
+
+    def forward(self, x):
+        out = self.last(torch.relu(self.first(x)))  # (batch, tokens, classes)
+        return out.mean(1) if self.pooled else out.flatten(0, 1)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_tokens_count_as_samples(pooled):
+    generator = torch.Generator().manual_seed(1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Tokens(pooled)
+    x = torch.randn(3, 4, 30, generator=generator)
+    y = torch.randint(5, (3 if pooled else 12,), generator=generator)
+    result = spear.invert(spear.observe(model, fedsgd(model, x, y)), model=model)
+    assert result.batch_size == 12
+    assert relative_error(result.inputs, x.flatten(0, 1)) < 1e-4
+    if pooled:  # the output is of all tokens of a sample: no single one can be replayed
+        assert (result.outcome, result.cause) == (Outcome.APPROXIMATE, Cause.UNFIT)
+        assert "likely exact" in result.reason
+    else:
+        assert result.outcome is Outcome.EXACT
+
+
+def test_features_of_a_convolution_come_back():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(1, 8, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(288, 150),
+            nn.ReLU(),
+            nn.Linear(150, 10),
+        )
+        x = torch.randn(5, 1, 8, 8)
+    result = spear.invert(spear.observe(model, fedsgd(model, x, torch.arange(5))), model=model)
+    assert result.outcome is Outcome.EXACT
+    assert relative_error(result.inputs, model[:3](x).detach()) < 1e-4
+    assert "activations" in result.reason
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("outputs", [1, 7])
+def test_regression_heads_are_replayed(outputs, reduction):
+    model, x, _ = small_batch(b=5, n=40, m=120, classes=outputs)
+    targets = torch.randn(5, outputs, generator=torch.Generator().manual_seed(5))
+    loss = nn.MSELoss(reduction=reduction)
+    gradients = fedsgd(model, x, targets, loss)
+    result = spear.invert(spear.observe(model, gradients), model=model, loss=loss)
+    if outputs == 1:  # all samples of a cell would merge, and free targets give no weights
+        assert (result.outcome, result.cause) == (Outcome.APPROXIMATE, Cause.MERGED)
+        assert "likely exact" in result.reason
+        assert relative_error(result.inputs, x) < 1e-4
+        result = spear.invert(spear.observe(model, gradients, samples=5), loss=loss)
+    assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.REPLAY)
+    assert result.labels is None
+    assert relative_error(result.inputs, x) < 1e-4
+
+
+def test_a_regression_replay_refuses_another_model():
+    model, x, _ = small_batch(b=5, n=40, m=120, classes=3)
+    targets = torch.randn(5, 3, generator=torch.Generator().manual_seed(5))
+    view = spear.observe(model, fedsgd(model, x, targets, nn.functional.mse_loss))
+    other, _, _ = small_batch(b=5, n=40, m=120, classes=3, seed=8)
+    result = spear.invert(view, model=other, loss=nn.functional.mse_loss)
+    assert not result.certified.any()
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.functional.mse_loss])
+def test_one_logit_gives_labels_and_one_number_does_not(loss):
+    model, x, _ = small_batch(b=6, n=40, m=120, classes=1)
+    targets = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 0.0])[:, None]
+    gradients = fedsgd(model, x, targets, loss)
+    result = spear.invert(spear.observe(model, gradients, samples=6), loss=loss)
+    assert result.proof is Proof.REPLAY
+    assert relative_error(result.inputs, x) < 1e-4
+    untold = spear.invert(spear.observe(model, gradients), loss=loss)
+    if loss is nn.functional.mse_loss:
+        assert result.labels is None
+        # Two samples are so near their targets that single precision does not give their scale.
+        assert (result.outcome, result.cause) == (Outcome.PARTIAL, Cause.SCALE)
+        assert untold.outcome is Outcome.APPROXIMATE
+        assert "may be several samples in one trace" in untold.reason
+    else:
+        assert result.outcome is untold.outcome is Outcome.EXACT
+        assert any("merge" in words for words in untold.assumptions)
+        order = torch.cdist(result.inputs, x).argmin(1)
+        assert torch.equal(result.labels, targets[order, 0].long())
+
+
+def test_more_outputs_than_a_gradient_can_be_solved_for():
+    """With half as many outputs as neurons some slope fits almost anything: that is no proof."""
+    model, x, _ = small_batch(b=4, n=40, m=90, classes=45)
+    targets = torch.randn(4, 45, generator=torch.Generator().manual_seed(5))
+    loss = nn.MSELoss()
+    view = spear.observe(model, fedsgd(model, x, targets, loss))
+    result = spear.invert(view, model=model, loss=loss)
+    assert (result.outcome, result.cause) == (Outcome.APPROXIMATE, Cause.UNFIT)
+    assert result.proof is Proof.NONE
+    assert "likely exact" in result.reason
+    assert relative_error(result.inputs, x) < 1e-4
+    alone = spear.invert(bare(view))
+    assert (alone.outcome, alone.proof) == (Outcome.EXACT, Proof.PATTERN)
+
+
+@pytest.mark.parametrize("activation", [nn.LeakyReLU(), nn.GELU(), nn.SiLU(), nn.ELU(), nn.Tanh()])
+def test_activations_without_zeros_are_refused_with_the_reason(activation):
+    model = nn.Sequential(nn.Linear(20, 50), activation, nn.Linear(50, 4))
+    x = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(NoAttackableLayer, match=f"{type(activation).__name__}.*no zeros"):
+        spear.observe(model, fedsgd(model, x, torch.arange(4)))
+
+
+@pytest.mark.parametrize(
+    ("before", "words"), [(nn.Dropout(0.5), "dropout"), (nn.BatchNorm1d(20), "batch norm")]
+)
+def test_train_mode_before_the_layer_is_named(before, words):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(before, nn.Linear(20, 90), nn.ReLU(), nn.Linear(90, 4)).train()
+        x = torch.randn(4, 20)
+        gradients = fedsgd(model, x, torch.arange(4))
+    view = spear.observe(model, gradients)
+    assert words in view.choice
+    assert words in spear.invert(view, model=model).reason
+    assert words not in spear.observe(model.eval(), gradients).choice
+
+
+def test_a_regression_without_later_gradients_is_no_replay():
+    model, x, _ = small_batch(b=4, n=40, m=120, classes=3)
+    targets = torch.randn(4, 3, generator=torch.Generator().manual_seed(5))
+    gradients = fedsgd(model, x, targets, nn.functional.mse_loss)
+    alone = {name: g for name, g in gradients.items() if name.startswith("0.")}
+    result = spear.invert(spear.observe(model, alone), model=model, loss=nn.functional.mse_loss)
+    assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.PATTERN)
+    assert "no gradient of a later layer to compare" in result.reason
+    assert any("no sample is several in one trace" in words for words in result.assumptions)
