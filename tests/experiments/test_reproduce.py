@@ -5,9 +5,8 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -25,16 +24,11 @@ ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "results"
 
 
-def spear(*arguments, **environment):
-    """Run the command; without SPEAR_DATA unless given."""
-    inherited = {name: value for name, value in os.environ.items() if name != "SPEAR_DATA"}
-    return subprocess.run(
-        [sys.executable, "-m", "spear", *map(str, arguments)],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**inherited, "COLUMNS": "200", **environment},
-    )
+def spear(*arguments):
+    """Run the command, without SPEAR_DATA."""
+    with mock.patch.dict(os.environ):
+        os.environ.pop("SPEAR_DATA", None)
+        return in_this_process(*arguments)
 
 
 def rows(folder, name):
@@ -64,9 +58,8 @@ def test_the_list_names_every_table_and_figure_of_the_paper():
         (["main", "--address", "here:1"], "expected --engine ray beside --address"),
     ],
 )
-def test_bad_input_is_one_sentence_and_writes_nothing(arguments, words, tmp_path, monkeypatch):
-    monkeypatch.delenv("SPEAR_DATA", raising=False)
-    ended = in_this_process("reproduce", *arguments, "--results", tmp_path / "r")
+def test_bad_input_is_one_sentence_and_writes_nothing(arguments, words, tmp_path):
+    ended = spear("reproduce", *arguments, "--results", tmp_path / "r")
     assert ended.returncode == 2
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
