@@ -12,7 +12,7 @@ from torch import nn
 
 import spear
 from spear.errors import InvalidFile, InvalidOption, NoAttackableLayer
-from spear.federated import fedavg, fedsgd, mlp
+from spear.federated import fedavg, fedsgd, mlp, send, split
 from spear.federated.privacy import Noise, Privacy, noise_of, resolved
 from spear.metrics import psnr
 from spear.report import ImageFormat, Level
@@ -22,7 +22,6 @@ from spear.sweep.plan import Sweep
 from spear.sweep.private_data import PrivateData, load_data
 from spear.sweep.report import exit_code, headline
 from spear.sweep.running import sweep
-from spear.sweep.sending import send, split
 from spear.sweep.setting import Setting
 from spear.sweep.subject import Subject
 from spear.sweep.trial import _recognised, attack

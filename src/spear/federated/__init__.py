@@ -8,10 +8,12 @@ from spear.federated.client import fedavg, fedsgd, train
 from spear.federated.models import Vgg16, mlp
 from spear.federated.privacy import Noise, Privacy, epsilon, noise_of, resolved
 from spear.federated.reference import clipping_factors, least_squares, output_gradient
+from spear.federated.sending import Sent, send, split
 
 __all__ = [
     "Noise",
     "Privacy",
+    "Sent",
     "Vgg16",
     "clipping_factors",
     "defences",
@@ -23,5 +25,7 @@ __all__ = [
     "noise_of",
     "output_gradient",
     "resolved",
+    "send",
+    "split",
     "train",
 ]

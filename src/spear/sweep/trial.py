@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from spear.federated import send, split
 from spear.inversion import Inversion, invert
 from spear.metrics import EXACT_DB, Assignment, assign, psnr
 from spear.report import Finding, Truth
 from spear.search import Progress
 from spear.sweep.private_data import PrivateData
-from spear.sweep.sending import send, split
 from spear.sweep.setting import Setting
 from spear.sweep.subject import Fitted, Subject
 from spear.trials import Measured

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from spear.errors import InvalidOption
-from spear.sweep.sending import send, split
+from spear.federated import send, split
 from spear.sweep.setting import Setting
 from spear.sweep.subject import Fitted, Subject
 from spear.trials import Measured

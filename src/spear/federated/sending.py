@@ -1,4 +1,4 @@
-"""What leaves the clients under a setting. The attack and the training for utility both use this."""
+"""What leaves the clients under a protocol: trials, sweeps and rehearsals all use this."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from spear.errors import InvalidOption
-from spear.federated import defences, fedavg, fedsgd
-from spear.sweep.setting import Setting
+from spear.federated import defences
+from spear.federated.client import fedavg, fedsgd
 from spear.update import LayerUpdate, Protocol, observe
 
 Batch = tuple[Tensor, Tensor]
@@ -22,7 +22,7 @@ Batch = tuple[Tensor, Tensor]
 class Sent:
     """What the server gets: the mean over the clients, of gradients or of weights."""
 
-    setting: Setting
+    protocol: Protocol
     update: dict[str, Tensor] = field(
         repr=False
     )  # gradients (FedSGD), or the differences of weights (FedAvg)
@@ -35,7 +35,7 @@ class Sent:
 
     def view(self, model: nn.Module) -> LayerUpdate:
         """The attackable layer as the server sees it."""
-        fields = {field.name: getattr(self.setting, field.name) for field in fields_of(Protocol)}
+        fields = {field.name: getattr(self.protocol, field.name) for field in fields_of(Protocol)}
         told = Protocol(**{**fields, "samples": None})  # which a server need not know
         if told.sends == "gradient":
             return observe(model, self.update, protocol=told)
@@ -45,7 +45,7 @@ class Sent:
 
     def apply(self, model: nn.Module, lr: float) -> None:
         """The server's step: the model moves on, in place."""
-        rate = -lr if self.setting.sends == "gradient" else 1.0
+        rate = -lr if self.protocol.sends == "gradient" else 1.0
         with torch.no_grad():
             for name, parameter in _trained(model):
                 parameter.add_(self.update[name], alpha=rate)
@@ -57,7 +57,7 @@ class Sent:
 def send(
     model: nn.Module,
     batches: Sequence[Batch],
-    setting: Setting,
+    protocol: Protocol,
     *,
     loss: Any,
     generator: torch.Generator,
@@ -67,71 +67,71 @@ def send(
     Args:
         model: what the clients were sent; it stays as it is.
         batches: inputs and targets of each client.
-        setting: the protocol, its noise as sigma (see `resolved`).
+        protocol: what they do, its noise as sigma (see `resolved`).
         loss: a mean over the batch.
         generator: of noise and shuffling.
     """
-    if setting.noise_multiplier is not None or setting.epsilon is not None:
+    if protocol.noise_multiplier is not None or protocol.epsilon is not None:
         raise InvalidOption("expected the noise as sigma: see spear.federated.resolved")
-    clients = [_client(model, batch, setting, loss, generator) for batch in batches]
+    clients = [_client(model, batch, protocol, loss, generator) for batch in batches]
     update = defences.secure_aggregation([update for update, _ in clients])
-    return Sent(setting, update, clients[0][1])
+    return Sent(protocol, update, clients[0][1])
 
 
 def _client(
     model: nn.Module,
     batch: Batch,
-    setting: Setting,
+    protocol: Protocol,
     loss: Any,
     generator: torch.Generator,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """One client's update and its buffers: first clipped, then noised, then made smaller."""
     inputs, targets = batch
     buffers: dict[str, Tensor] = {}
-    if setting.sends != "gradient":
-        assert setting.epochs is not None
+    if protocol.sends != "gradient":
+        assert protocol.epochs is not None
         after = fedavg(
             model,
             inputs,
             targets,
-            lr=setting.rate,
-            epochs=setting.epochs,
-            batch_size=setting.local_batch_size,
+            lr=protocol.rate,
+            epochs=protocol.epochs,
+            batch_size=protocol.local_batch_size,
             loss=loss,
             generator=generator,
         )
         update = {name: after[name] - p.detach() for name, p in _trained(model)}
         buffers = {name: after[name] for name, _ in model.named_buffers() if name in after}
-        if setting.clip is not None:
-            update = defences.clip(update, setting.clip)
-    elif setting.clip is not None:
+        if protocol.clip is not None:
+            update = defences.clip(update, protocol.clip)
+    elif protocol.clip is not None:
         from spear.federated.dpsgd import dpsgd
 
         private = dpsgd(
             model,
             inputs,
             targets,
-            max_grad_norm=setting.clip,
-            sigma=setting.sigma,
+            max_grad_norm=protocol.clip,
+            sigma=protocol.sigma,
             loss=loss,
             generator=generator,
         )
-        return _compressed(dict(private.gradients), setting), buffers
+        return _compressed(dict(private.gradients), protocol), buffers
     else:
         update = fedsgd(model, inputs, targets, loss)
-    if setting.sigma:
-        update = defences.add_noise(update, setting.sigma, generator)
-    return _compressed(update, setting), buffers
+    if protocol.sigma:
+        update = defences.add_noise(update, protocol.sigma, generator)
+    return _compressed(update, protocol), buffers
 
 
-def _compressed(update: dict[str, Tensor], setting: Setting) -> dict[str, Tensor]:
-    """Pruned and rounded, as far as the setting says."""
-    if setting.pruned:
-        update = defences.prune(update, setting.pruned)
-    if setting.bits is not None:
-        return defences.quantise(update, setting.bits)
-    if setting.precision in ("float16", "bfloat16"):
-        return defences.half(update, getattr(torch, setting.precision))
+def _compressed(update: dict[str, Tensor], protocol: Protocol) -> dict[str, Tensor]:
+    """Pruned and rounded, as far as the protocol says."""
+    if protocol.pruned:
+        update = defences.prune(update, protocol.pruned)
+    if protocol.bits is not None:
+        return defences.quantise(update, protocol.bits)
+    if protocol.precision in ("float16", "bfloat16"):
+        return defences.half(update, getattr(torch, protocol.precision))
     return update
 
 
@@ -139,7 +139,7 @@ def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def split(inputs: Tensor, targets: Tensor, setting: Setting) -> list[Batch]:
+def split(inputs: Tensor, targets: Tensor, protocol: Protocol) -> list[Batch]:
     """The samples of all clients, each with its own."""
-    b = setting.samples
+    b = protocol.samples or len(inputs)
     return [(inputs[i : i + b], targets[i : i + b]) for i in range(0, len(inputs), b)]
