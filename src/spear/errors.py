@@ -1,4 +1,4 @@
-"""Typed errors: each message says what was expected, what came, and what to do. And `Declined`."""
+"""Typed errors, whose messages say what was expected, what came and what to do; and `Declined`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Declined:
-    """Why something could not be done, where that is an answer and no error."""
+    """Why something could not be done, where that is an answer and not an error."""
 
     reason: str
-    """One line, that fits behind "no replay: "."""
+    """One line that reads well after "no replay: "."""
 
 
 class SpearError(Exception):
@@ -24,10 +24,7 @@ class SpearError(Exception):
 
 
 class InvalidUpdate(SpearError, ValueError):
-    """The update cannot be read: shapes, dtypes, devices, NaN, missing parts.
-
-    All problems of one update are collected and reported together.
-    """
+    """The update cannot be read: shapes, dtypes, devices, NaN, missing parts; all problems at once."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = tuple(problems)
@@ -38,9 +35,9 @@ class InvalidUpdate(SpearError, ValueError):
 
 
 class NothingToAttack(SpearError, ValueError):
-    """There is nothing here that could be attacked; whether data leaks cannot be told.
+    """There is nothing here to attack, so nobody can say whether data leaks.
 
-    The command line reports it as INCONCLUSIVE, since nobody made a mistake that could be mended.
+    The command line reports INCONCLUSIVE: nobody made a mistake that they could mend.
     """
 
 
@@ -53,12 +50,11 @@ class NoUpdate(NothingToAttack, InvalidUpdate):
 
 
 class InvalidOption(SpearError, ValueError):
-    """An option is unknown or out of its range.
+    """An option is unknown or out of range.
 
     Args:
-        words: the message; an argument is named as `{argument}`.
-        arguments: those that it may name. Callers in Python read their names, users of the command
-            line read options.
+        words: the message, with an argument written as `{argument}`.
+        arguments: those it names: Python callers read their names, users of the command line options.
 
     >>> error = InvalidOption("expected {max_seconds} > 0, got -1", arguments=["max_seconds"])
     >>> str(error)
@@ -72,7 +68,7 @@ class InvalidOption(SpearError, ValueError):
         super().__init__(self.worded(str))
 
     def worded(self, name: Callable[[str], str]) -> str:
-        """The message with every argument called as `name` does."""
+        """The message with each argument called what `name` calls it."""
         words = self.words
         for argument in self.arguments:
             words = words.replace(f"{{{argument}}}", name(argument))
@@ -108,24 +104,24 @@ class DataError(SpearError):
 
 
 class NoDataFolder(DataError):
-    """The folder named for the datasets does not exist, or is none."""
+    """The folder given for the datasets does not exist, or is not a folder."""
 
 
 class MissingData(DataError):
-    """Nothing of a dataset, or of the part asked for, is there; the message says where to get it."""
+    """A dataset, or the part asked for, is not there; the message says where to get it."""
 
 
 class DamagedData(DataError):
-    """A dataset is there, but wrong or half-copied; the message says which file and what to do."""
+    """A dataset is wrong or only half copied; the message says which file and what to do."""
 
 
 class InvalidReport(SpearError, ValueError):
-    """A file is no report of ours, or a damaged one, or one of a newer version."""
+    """A file is not one of our reports, is damaged, or comes from a newer version."""
 
 
 class InvalidFile(SpearError, ValueError):
-    """A file with weights or an update cannot be read; the message says what was expected in it."""
+    """A file of weights or of an update cannot be read; the message says what was expected."""
 
 
 class ClusterError(SpearError):
-    """The machines that trials are to run on cannot be reached, or cannot run them."""
+    """The machines that trials should run on cannot be reached, or cannot run them."""

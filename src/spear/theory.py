@@ -1,7 +1,7 @@
-"""The paper's lemmas as functions: what the sampling finder needs and how often it must fail.
+"""The paper's lemmas as functions: what the sampling finder needs, and how often it must fail.
 
-Everything here is closed form: no tensors, no randomness. `b` is the batch size, `m` the width of
-the attacked layer, `p_fr` the rate at which the sparsity filter rejects a correct direction.
+Closed form throughout: no tensors, no randomness. `b` is the batch size, `m` the width of the attacked
+layer, `p_fr` the rate at which the sparsity filter rejects a correct direction.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-import scipy  # its parts are imported when they are first used: the command line starts sooner
+import scipy  # loads its parts when first used, so the command line starts sooner
 
 from spear.errors import InvalidOption
 
@@ -34,8 +34,8 @@ def _check_probability(name: str, p: float) -> None:
 def success_probability(b: int, singular: float = SINGULAR_BASE) -> float:
     """Lower bound on q: a random (b-1)-row submatrix has one zero column and full rank.
 
-    A square matrix of n rows is taken to be singular with `singular` to the power of n: at most
-    0.939 is proved, 0.5 is what it tends to (Tikhomirov 2020), and what counts fall on.
+    An n x n matrix is taken to be singular with probability `singular`^n: at most 0.939 is proved; 0.5
+    is the limit (Tikhomirov 2020), and what counts agree with.
 
     >>> f"{success_probability(16):.2e}"
     '2.98e-04'
@@ -69,15 +69,15 @@ def expected_samples_narrow(
     singular: float = SINGULAR_BASE,
     overlapping: bool = False,
 ) -> float:
-    """The same for a narrow layer: from the number of zeros in each column of dL/dZ.
+    """The same for a narrow layer, from the number of zeros in each column of dL/dZ.
 
-    The lemma takes the b-1 sampled entries of a column to be zero independently, and all columns to
-    be alike. In a layer of width m rows are drawn without replacement, so the chance is
-    hypergeometric, and the column with the fewest zeros keeps everybody waiting: the coupon
-    collector with unequal coupons. Without `zeros`, b typical counts of a binomial are taken.
+    The lemma takes all columns to be alike, and the b-1 sampled entries of one to be zero independently.
+    But rows are drawn without replacement, so the chance is hypergeometric, and the column with the
+    fewest zeros takes longest: a coupon collector with unequal coupons. Without `zeros`, b typical
+    binomial counts are used.
 
-    With `overlapping`, submatrices come b at a time, each leaving out one of b rows drawn. Such a draw
-    shows a column if at least b-1 of its b entries are zero, but counts as b submatrices.
+    With `overlapping`, submatrices come b at a time, each leaving out one of b drawn rows. Such a draw
+    shows a column if at least b-1 of its b entries are zero, and counts as b submatrices.
 
     >>> f"{expected_samples_narrow(20, 200):.0e}"
     '5e+07'
@@ -104,9 +104,9 @@ def samples_quantile(
     singular: float = SINGULAR_BASE,
     overlapping: bool = False,
 ) -> float:
-    """After how many submatrices all directions are found with probability p, as the last one waits.
+    """The number of submatrices after which all directions are found with probability p.
 
-    The median lies below the expectation: now and then the last direction keeps one waiting long.
+    The median lies below the mean: now and then the last direction takes very long.
 
     >>> round(samples_quantile(20, 200) / expected_samples_narrow(20, 200), 2)
     0.75
@@ -126,7 +126,7 @@ def samples_quantile(
 def _finding_rates(
     b: int, m: int, zeros: Sequence[int] | None, singular: float, overlapping: bool
 ) -> np.ndarray:
-    """How often a submatrix shows each column (b,), of so many zeros each among m rows."""
+    """How often a submatrix shows each column (b,), given each column's zeros among m rows."""
     _check(b, m)
     if zeros is None:
         zeros = [int(z) for z in scipy.stats.binom.ppf((np.arange(b) + 0.5) / b, m, 0.5)]
@@ -139,7 +139,7 @@ def _finding_rates(
 
 
 def _all_found(rates: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """P(every column was shown by t), of Poisson clocks with these rates."""
+    """P(every column was shown by time t), for Poisson clocks with these rates."""
     found: np.ndarray = np.prod(-np.expm1(-rates[:, None] * t), axis=0)
     return found
 
@@ -147,8 +147,8 @@ def _all_found(rates: np.ndarray, t: np.ndarray) -> np.ndarray:
 def samples_with_high_probability(b: int, p: float, p_fr: float = 0.0) -> float:
     """Number of submatrices after which all b directions are found with probability 1 - p.
 
-    The paper's example (b = 10, p = 1e-8, about 4e4) leaves the choice of p_fr open; it has to be
-    well below p / b, since a direction that the filter rejects is never found.
+    The paper's example (b = 10, p = 1e-8, about 4e4) leaves p_fr open. It must be well below p / b,
+    because a direction that the filter rejects is never found.
 
     >>> f"{samples_with_high_probability(10, 1e-8):.0e}"
     '4e+04'
@@ -178,9 +178,9 @@ def samples_with_high_probability(b: int, p: float, p_fr: float = 0.0) -> float:
 
 
 def pattern_by_chance(rows: int, b: int) -> float:
-    """Probability that a random sign pattern on so many rows is the pattern of some sample.
+    """Probability that a random sign pattern on this many rows is the pattern of some sample.
 
-    Cover (1965): of all patterns of N points in b dimensions, a hyperplane can cut this share.
+    Cover (1965): the share of all patterns of N points in b dimensions that a hyperplane can cut.
 
     >>> pattern_by_chance(200, 20) < 1e-30
     True
@@ -192,8 +192,8 @@ def pattern_by_chance(rows: int, b: int) -> float:
 def false_rejection(threshold: float, m: int) -> float:
     """Probability that a correct direction has fewer than threshold * m zeros.
 
-    The filter keeps a direction with sparsity >= tau * m, so the sum is strict (i < tau * m). The
-    paper prints it with <=, but its own tau = 0.395 at m = 400 only meets 1e-5 with the strict sum.
+    The filter keeps sparsity >= tau * m, so the sum is strict (i < tau * m). The paper prints <=, but
+    its own tau = 0.395 at m = 400 meets 1e-5 only with the strict sum.
 
     >>> f"{false_rejection(0.395, 400):.2e}"
     '9.98e-06'
@@ -210,10 +210,8 @@ def sparsity_threshold(m: int, p_fr: float = 1e-5) -> float:
     """
     _check(1, m)
     _check_probability("p_fr", p_fr)
-    zeros = int(
-        scipy.stats.binom.ppf(p_fr, m, 0.5)
-    )  # the smallest count whose P(<= count) reaches p_fr
-    return zeros / m  # so P(< count) is still below it
+    # The smallest count whose P(<= count) reaches p_fr, so that P(< count) is still below it.
+    return int(scipy.stats.binom.ppf(p_fr, m, 0.5)) / m
 
 
 def failure_bound(b: int, m: int, p_fr: float = 1e-9) -> float:
@@ -223,17 +221,17 @@ def failure_bound(b: int, m: int, p_fr: float = 1e-9) -> float:
 
 
 def failure_approximation(b: int, m: int, p_fr: float = 1e-9) -> float:
-    """The same, approximated with independent submatrices that are singular with 0.5^(b-1)."""
+    """The same, approximated by independent submatrices, each singular with 0.5^(b-1)."""
     found = _full_rank_submatrix_exists(b, m, 0.5)
     return min(1.0, 1 - found**b - math.expm1(b * math.log1p(-p_fr)))
 
 
 def failure_bound_by_columns(b: int, m: int, p_fr: float = 1e-9) -> float:
-    """A bound on the same that holds: the paper's takes submatrices to be singular independently.
+    """A bound on the same that really holds: the paper takes submatrices to be singular independently.
 
-    They are not: they share rows. Where column i is zero, another column j may be zero throughout,
-    with probability (3/4)^m, and then every submatrix there is singular. Here the sum is over the k
-    rows in which a column may be zero, and the chance that the other columns lack rank b-1 there.
+    They share rows, so they are not. Where column i is zero, another column j may be zero throughout,
+    with probability (3/4)^m, and then every submatrix there is singular. This sums over the k rows in
+    which a column may be zero, and the chance that the other columns lack rank b-1 there.
 
     >>> failure_bound_by_columns(4, 32) > failure_bound(4, 32)
     True
@@ -247,10 +245,10 @@ def failure_bound_by_columns(b: int, m: int, p_fr: float = 1e-9) -> float:
 
 @cache
 def _rank_lacking(n: int, k: int) -> float:
-    """Bound on the probability that k rows of n random columns, half zeros, have a rank below n.
+    """Bound on the probability that k rows of n random columns, half zeros, have rank below n.
 
-    Hall's theorem: a matrix with random values at its non-zeros lacks rank n if and only if some s of
-    its columns have non-zeros in fewer than s rows. The sum is over all such sets of columns.
+    Hall's theorem: a matrix with random values at its non-zeros has rank below n if and only if some s
+    of its columns have non-zeros in fewer than s rows. This sums over all such sets of columns.
     """
     if k < n:
         return 1.0
