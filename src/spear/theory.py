@@ -71,7 +71,7 @@ def expected_samples_narrow(
 ) -> float:
     """The same for a narrow layer, from the number of zeros in each column of dL/dZ.
 
-    The lemma takes all columns to be alike, and the b-1 sampled entries of one to be zero independently.
+    The lemma takes all columns as alike, and the b-1 sampled entries of one as zero independently.
     But rows are drawn without replacement, so the chance is hypergeometric, and the column with the
     fewest zeros takes longest: a coupon collector with unequal coupons. Without `zeros`, b typical
     binomial counts are used.

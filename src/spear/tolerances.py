@@ -57,7 +57,7 @@ ROUNDINGS = 50.0
 difference of numbers of size one: 4 to 7 on real batches through six layers. This is ten times that."""
 
 REPLAY_LIMIT = 1e-3
-"""However noisy the update, a replay that is off by more than this share of a gradient shows nothing."""
+"""However noisy the update, a replay off by more than this share of a gradient shows nothing."""
 
 LATER_NOISE = 1.5
 """Noise allowed in later layers, relative to this layer's: its share of a norm hardly varies."""
@@ -91,7 +91,7 @@ MIN_ROUNDINGS_ABOVE = 3.0
 """Roundings of the loudest sample that a sample must exceed where the spectrum fades without a gap."""
 
 WEAK_SAMPLE_FACTOR = 1e3
-"""With a sample fainter than this times the noise's edge, white coordinates are too noisy for kernels."""
+"""With a sample fainter than this times the noise edge, white coordinates are too noisy for kernels."""
 
 SPARE_BIAS_ROWS = 10
 """Rows beyond one per sample that must agree before the bias gradient is read from some rows only."""
@@ -148,7 +148,7 @@ NEAR_THE_WEIGHTS = 0.9
 """Cosine of what was sent with the weights: weights after local training have 0.99 and more."""
 
 FAR_FROM_WEIGHTS = 0.5
-"""The same for what is not weights: gradients have about 0; a step as long as the weights leaves 0.7."""
+"""The same for anything else: gradients have about 0; a step as long as the weights leaves 0.7."""
 
 LOWER_RANK = 0.1
 """Energy outside the leading half of the directions, right reading against wrong: the wrong one holds
