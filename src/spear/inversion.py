@@ -1,4 +1,4 @@
-"""invert(): Algorithm 1 of the paper, from an update to judged inputs. The flow, no maths."""
+"""invert(): Algorithm 1 of the paper, from an update to judged inputs. The flow, without the maths."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ class Inversion:
     inputs: Tensor = field(repr=False)
     """(k, n): what was recovered, k <= batch_size."""
     batch_size: int | None
-    """Number of samples the layer can tell apart, read off the update: one that is there twice, or
-    whose gradient vanished, does not show. None where the spectrum has no gap."""
+    """Samples the layer can tell apart, read off the update: duplicates, and samples whose gradient
+    vanished, do not show. None where the spectrum has no gap."""
     certified: Tensor
     """(k,) bool: which of them are proved, without ground truth."""
     approximate: Tensor
-    """(k,) bool: which of them are pictures only: too noisy to be exact, or read from the pattern of
-    their zeros alone, while others of the batch are missing."""
+    """(k,) bool: which are only pictures: too noisy to be exact, or read from their zeros alone while
+    others of the batch are missing."""
     proof: Proof
     outcome: Outcome
     reason: str
-    """Why it ended so, and what to try."""
+    """What happened and what to do, in a sentence or two."""
     cause: Cause
-    """The same as a value, for programs."""
+    """The reason as a value, for programs."""
     assumptions: tuple[str, ...]
     """What the verdict rests on and could not test, in plain words."""
     match: float | None
@@ -81,6 +81,13 @@ class Inversion:
     """Seconds per stage, submatrices sampled, directions found."""
     mistake: str = ""
     """What the update was said to be and is not, in words; `reason` begins with it."""
+    details: tuple[str, ...] = ()
+    """What else was seen: further doubts, numbers, what the search tried."""
+
+    @property
+    def explanation(self) -> str:
+        """The reason with all details."""
+        return "; ".join([self.reason, *self.details])
 
 
 def invert(
@@ -98,18 +105,18 @@ def invert(
     """Recover the inputs of a layer from its update, and prove it.
 
     Args:
-        view: one layer as the server sees it, from `LayerUpdate` or `observe`; the model that `observe`
-            was given is replayed.
-        model: the model the client was sent, for a bare `LayerUpdate`, or another one than observed.
-        loss: the client's loss, `loss(outputs, targets)`; found out unless given: cross-entropy, or
-            any whose gradient at the outputs can be anything.
+        view: one layer as the server sees it, from `LayerUpdate` or `observe`; the model given to
+            `observe` is replayed.
+        model: the model the client was sent, for a bare `LayerUpdate` or to replace the observed one.
+        loss: the client's loss, `loss(outputs, targets)`. Unless given it is found out: cross-entropy,
+            or any loss, whatever its gradient at the outputs.
         finder: "cascade" (the default), "sampling" (the paper's), or an options object such as
             `SamplingFinder(...)`.
-        generator: randomness; the same seed gives the same bits on the same machine.
-        max_seconds: stop after this long and return what was found. Ctrl-C does the same.
-        on_progress: called with a `Progress` as the work goes on.
-        executor: workers to spread a large inversion over, say `spear.workers(2)`. The result is the
-            same, bit for bit, with any number of them, as long as all use as many threads.
+        generator: randomness; the same seed gives the same bits on the same machine. max_seconds:
+        stop after this long and return what was found. Ctrl-C does the same. on_progress: called
+        with a `Progress` as the work goes on. executor: workers to spread a large inversion over,
+        such as `spear.workers(2)`. The result is the
+            same, bit for bit, with any number of workers that use equally many threads.
         throw: raise `NotExact` unless the outcome is EXACT.
 
     >>> from spear import observe
@@ -125,8 +132,8 @@ def invert(
     loss = _told_loss(view) if loss is None else loss
     watch = Watch(on_progress, max_seconds, parallel=ParallelMap(executor))
     result = _inverted(view, loss, search, generator, watch)
-    if watch.parallel.failure:  # told whatever the outcome: who runs the workers should know
-        result = dataclasses.replace(result, reason=f"{result.reason}; {watch.parallel.failure}")
+    if watch.parallel.failure:  # whatever the outcome: whoever runs the workers should know
+        result = dataclasses.replace(result, details=(*result.details, watch.parallel.failure))
     if throw and result.outcome is not Outcome.EXACT:
         raise NotExact(result)
     return result
@@ -168,11 +175,8 @@ def _inverted(
     with watch.stage("reconstruct"):
         inputs = factors.reconstruct(best.C)  # X = Q^-1 R
     reached = verdict.of_samples(factors, best, certificate, inputs, ended)
-    notes = [
-        *([] if penalty is None else [penalty.words]),
-        *verdict.remarks_on(factors, certificate),
-    ]
-    reached = dataclasses.replace(reached, reason="; ".join([reached.reason, *notes]))
+    notes = [] if penalty is None else [penalty.words]
+    reached = reached.with_details(*notes, *verdict.remarks_on(factors, certificate))
     if not reached.returned:
         return _without_samples(view, factors, reached, watch, mistake)
     return _result(factors, reached, inputs, watch, mistake, best.match, certificate)
@@ -181,7 +185,7 @@ def _inverted(
 def _searched(
     factors: Factors, finder: Finder, generator: torch.Generator, watch: Watch
 ) -> tuple[Directions | None, Selection | None, SearchSummary]:
-    """Directions, and the best choice of b of them, until every pattern matches or the search ends."""
+    """Directions and the best b of them, until every pattern matches or the search ends."""
     best: Selection | None = None
     pool: Directions | None = None
     end = SearchEnd.GAVE_UP
@@ -206,10 +210,10 @@ def _searched(
 def _rescaled(
     factors: Factors, selection: Selection, certificate: Certificate, loss: Loss | None
 ) -> tuple[Selection, Certificate]:
-    """Noisy samples with the scale, and the labels, that the model gives them."""
+    """Noisy samples with the scale and the labels that the model gives them."""
     rescaled = rescale(factors, selection, loss)
     if isinstance(rescaled, Declined) or bool((rescaled.labels < 0).all()):
-        return selection, certificate  # another loss than one with labels
+        return selection, certificate  # the loss has no labels
     judged = dataclasses.replace(certificate, labels=rescaled.labels, remark=rescaled.remark)
     return rescaled.selection, judged
 
@@ -217,7 +221,7 @@ def _rescaled(
 def _read_from_patterns(
     factors: Factors, pool: Directions | None, ended: SearchSummary, watch: Watch
 ) -> Inversion:
-    """Fewer than b directions: what was read from the pattern of those that were found."""
+    """Fewer than b directions: what the patterns of those found give."""
     with watch.stage("reconstruct"):
         C = approximate_inputs(factors, pool) if pool is not None else None
         if C is None or not len(C):
@@ -235,7 +239,7 @@ def _without_samples(
     watch: Watch,
     mistake: str | None = None,
 ) -> Inversion:
-    """A verdict without anything recovered."""
+    """A verdict with nothing recovered."""
     none = view.weight_grad.new_zeros(0, view.inputs)
     return _result(factors, reached, none, watch, view.mistake if mistake is None else mistake)
 
@@ -249,7 +253,7 @@ def _result(
     match: float | None = None,
     certificate: Certificate | None = None,
 ) -> Inversion:
-    """The verdict and its evidence as users get them; without a certificate nothing is proved."""
+    """The verdict and its evidence as users get them; nothing is proved without a certificate."""
     no = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     result = Inversion(
         inputs=inputs,
@@ -258,7 +262,7 @@ def _result(
         approximate=~no,
         proof=Proof.NONE,
         outcome=reached.outcome,
-        reason=f"{mistake}; {reached.reason}" if mistake else reached.reason,  # first of all
+        reason=f"{mistake}; {reached.reason}" if mistake else reached.reason,
         cause=reached.cause,
         assumptions=(),
         match=match,
@@ -266,6 +270,7 @@ def _result(
         predicted_error=None,
         stats=watch.stats,
         mistake=mistake,
+        details=reached.details,
     )
     if certificate is None:
         return result
@@ -281,7 +286,7 @@ def _result(
 
 
 def _told_loss(view: LayerUpdate) -> Loss | None:
-    """Cross-entropy with the class weights that were told; None where there are none."""
+    """Cross-entropy with the class weights that were told; None if there are none."""
     weights = view.protocol.class_weights
     if weights is None:
         return None
@@ -291,14 +296,10 @@ def _told_loss(view: LayerUpdate) -> Loss | None:
 def _checked(
     view: LayerUpdate, finder: str | Finder, max_seconds: float | None, executor: Executor | None
 ) -> Finder:
-    """The finder, after everything that can be said before any work is done."""
+    """The finder, after all checks that need no work."""
     if not isinstance(view, LayerUpdate):
-        raise InvalidUpdate(
-            [
-                f"expected a LayerUpdate, got a {type(view).__name__}: "
-                "call spear.observe(model, gradients) first"
-            ]
-        )
+        words = f"expected a LayerUpdate, got a {type(view).__name__}"
+        raise InvalidUpdate([f"{words}: call spear.observe(model, gradients) first"])
     number = isinstance(max_seconds, (int, float)) and 0 < max_seconds < float("inf")
     if max_seconds is not None and not number:
         raise InvalidOption(
@@ -308,7 +309,7 @@ def _checked(
         raise InvalidOption(f"expected an executor such as spear.workers(2), got {executor!r}")
     if executor is not None and view.weight_grad.device.type != "cpu":  # pragma: no cover: a GPU
         raise InvalidOption(
-            "expected an update on the CPU, where an executor's workers compute, got one on "
+            f"expected an update on the CPU, where workers compute, got one on "
             f"{view.weight_grad.device}: move it, or leave out executor="
         )
     if not isinstance(finder, str):

@@ -242,6 +242,8 @@ def show_finding(console: Console, finding: Finding, *, quiet: bool, verbose: bo
     said = f"{finding.outcome.name} ({what})" if what else finding.outcome.name
     verdict = f"[b {colour}]{said}[/b {colour}]"
     console.print(f"{verdict}: {escape(finding.reason)}", soft_wrap=True)
+    for detail in () if quiet else finding.details:
+        console.print(f"  {escape(detail)}", soft_wrap=True)
     if finding.assumptions and not quiet:
         console.print(ASSUMPTIONS)
         for assumption in finding.assumptions:

@@ -1,9 +1,9 @@
-"""The low-rank factorisation dL/dW = L R, the batch size and the noise level read off it.
+"""The low-rank factorisation dL/dW = L R, and the batch size and noise level it shows.
 
 The paper takes L = U S^(1/2), R = S^(1/2) V. Here L = U S and R = V^T: the factors differ by an
-invertible matrix, so every statement of the paper holds, and whatever noise the update carries
-(rounding or differential privacy) is the same in every entry of L. A direction q of unit length
-then has one error level for all entries of L q, from which every tolerance of SPEAR derives.
+invertible matrix, so every statement of the paper holds, and the noise of the update (rounding or
+differential privacy) is the same in every entry of L. So for a direction q of unit length all
+entries of L q have one error level, from which every tolerance of SPEAR derives.
 """
 
 from __future__ import annotations
@@ -35,32 +35,31 @@ from spear.tolerances import (
 )
 from spear.update import LayerUpdate, Protocol, Relu
 
-_ROW_DEVIATIONS = 4.0  # standard deviations of the length of a noisy row above its mean
-_LARGEST_ROW_NOISE = (
-    0.3  # of a usual row's length: below it, one that is noise alone is told from one that is not
-)
+_ROW_DEVIATIONS = 4.0  # standard deviations of a noisy row's length above its mean
+# Of a usual row's length: below it, rows of noise alone can be told from others.
+_LARGEST_ROW_NOISE = 0.3
 # From this size on a sketch is tried first: a quarter of the time at 1000 rows, 3 % at 4096.
 _SKETCHED_FROM = 800
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One sparse side of the update: a basis whose span holds the sparse vectors looked for.
+    """One sparse side of the update: a basis whose span holds the sparse vectors we look for.
 
-    For the outputs' side these are the columns of dL/dZ = L Q, for the inputs' side the rows of X.
+    On the outputs' side these are the columns of dL/dZ = L Q, on the inputs' side the rows of X.
     """
 
     name: str  # "outputs" or "inputs"
     basis: Tensor  # (rows, b), equal noise in every entry
     white: Tensor  # (rows, b), the same span with orthonormal columns
     scales: Tensor  # (b,), basis = white * scales
-    size: int  # number of rows, those without any signal included
+    size: int  # number of rows, including those without any signal
     zero: float  # |entry of basis @ unit vector| below this is zero
     noisy: bool  # is the noise above rounding?
 
     @property
     def empty_rows(self) -> int:
-        """Rows in which no sample shows: zeros of every direction."""
+        """Rows in which no sample shows, zeros of every direction."""
         return self.size - self.basis.shape[0]
 
 
@@ -77,9 +76,7 @@ class Factors:
     live_rows: Tensor  # (m,) bool: some sample is active in the neuron
     live_columns: Tensor  # (n,) bool: some sample is nonzero in the input
     row_noise: Tensor | None = None  # (m,) the same row by row: rounding is loud where entries are
-    has_unresolved_samples: bool = (
-        False  # are there further samples, too faint to be told from noise?
-    )
+    has_unresolved_samples: bool = False  # are there more samples, too faint to tell from noise?
 
     @property
     def b(self) -> int:
@@ -139,7 +136,7 @@ class Factors:
 
     @property
     def low_rank(self) -> bool:
-        """Is it, but for rounding, of a rank below half of what it could be?"""
+        """Is its rank, up to rounding, less than half of what it could be?"""
         if self.batch_size is None:
             return False
         most = min(int(self.live_rows.sum()), int(self.live_columns.sum()))
@@ -153,7 +150,7 @@ class Factors:
 
     @property
     def negated(self) -> Factors:
-        """Of the update with the other sign. Inputs are the same."""
+        """Factors of the update with the other sign; the inputs are the same."""
         view = self.view
         turned = dataclasses.replace(
             view,
@@ -164,7 +161,7 @@ class Factors:
         return dataclasses.replace(self, view=turned, left=-self.left)
 
     def restricted_to(self, white: Tensor) -> Factors:
-        """The part of the update that lies along some directions (k, b), white; the rest is noise."""
+        """The part of the update along some white directions (k, b); the rest counts as noise."""
         B = torch.linalg.qr(white.T).Q  # (b, k)
         A, s, _ = torch.linalg.svd(B.T * self.singular_values)
         outside = torch.diag(self.singular_values) - B @ (B.T * self.singular_values)  # (b, b)
@@ -173,7 +170,7 @@ class Factors:
 
     def _part(self, left: Tensor, spectrum: Tensor) -> Factors:
         """Leading singular vectors (m, k) and values (k + 1,): what is left out counts as noise."""
-        # It is no white noise but a few directions, so it may fall on few entries.
+        # It is not white noise but a few directions, and may fall on few entries.
         loudest = float(spectrum[-1])
         return dataclasses.replace(
             self,
@@ -192,23 +189,23 @@ class Factors:
 
     @cached_property
     def bias_coordinates(self) -> Tensor:
-        """L^-L dL/db = Q 1: what fixes the scale of every direction (the paper's scaling theorem).
+        """L^-L dL/db = Q 1, which fixes the scale of every direction (the paper's scaling theorem).
 
-        An input that is zero everywhere adds nothing to dL/dW, but its d_0 to dL/db, which then is no
-        combination of L's columns. Its preactivation is the bias itself, so d_0 is zero wherever the
-        bias is negative: if those rows alone fit, they are taken.
+        An input that is zero everywhere adds nothing to dL/dW but its d_0 to dL/db, which is then
+        no combination of L's columns. Its preactivation is the bias itself, so d_0 is zero wherever
+        the bias is negative: if those rows alone fit, they are used.
         """
         return self._bias_fit[0] / self.singular_values  # (b,)
 
     @property
     def bias_rows(self) -> Tensor:
-        """(m,) bool: the rows that the bias gradient was read from; all, unless inputs are zero or rows
-        of dL/dW are masked."""
+        """(m,) bool: rows that the bias gradient was read from: all, unless inputs are zero or rows of
+        dL/dW are masked."""
         return self._bias_fit[1]
 
     @property
     def bias_outside(self) -> Tensor:
-        """(m,): what of dL/db is no combination of L's columns; zero in rows that were not used."""
+        """(m,): the part of dL/db that is no combination of L's columns; zero in unused rows."""
         coordinates, rows = self._bias_fit
         outside = self.bias_grad - self.left @ coordinates
         return outside if bool(rows.all()) else outside * rows
@@ -220,7 +217,7 @@ class Factors:
 
     @cached_property
     def _bias_fit(self) -> tuple[Tensor, Tensor]:
-        """Coordinates (b,) of dL/db in `left`, and the rows (m,) that they were read from."""
+        """Coordinates (b,) of dL/db in `left`, and the rows (m,) they were read from."""
         g = self.bias_grad
         coordinates = self.left.T @ g
         everywhere = torch.ones(len(g), dtype=torch.bool, device=g.device)
@@ -261,7 +258,7 @@ class Factors:
     def before_and_after(self) -> tuple[Tensor, Tensor]:
         """W R^T (ends, m, b) and bias (ends, m, 1), before and after the client's local training.
 
-        After FedSGD there is one end. W after = W - lr dL/dW, so W R^T falls by lr L.
+        FedSGD has one end. W after = W - lr dL/dW, so W R^T falls by lr L.
         """
         H, bias = self.preactivation[None], self.bias[None, :, None]
         if not self.trained:
@@ -278,9 +275,9 @@ class Factors:
         return lengths[:, None]
 
     def preactivation_error(self, C: Tensor) -> Tensor:
-        """Times |W_k|, how far off the preactivation of x = C R (..., b) may be.
+        """How far off the preactivation of x = C R (..., b) may be, in units of |W_k|.
 
-        By the client's own rounding, and by what the update's noise leaves in the input.
+        From the client's own rounding, and from what the update's noise leaves in the input.
         """
         eps = torch.finfo(self.view.weight.dtype).eps
         noise = ZERO_DEVIATIONS * self.noise * (C / self.singular_values).norm(dim=-1)
@@ -294,7 +291,7 @@ class Factors:
 
     @cached_property
     def inputs(self) -> Side:
-        """The side of X: V (n, b) is formed here, since the inputs of a hidden layer are few."""
+        """The side of X. Forms V (n, b), since a hidden layer has few inputs."""
         right = self.combine(torch.diag(1 / self.singular_values)).T  # (n, b)
         return self._side("inputs", right[self.live_columns], self.n)
 
@@ -335,7 +332,7 @@ def factorise(view: LayerUpdate) -> Factors:
         U, s = left_factor(G, live_rows)
         b = batch_size_from(s, m, n, eps)
         if view.relu == "before" and b is not None and b >= view.outputs - 1:
-            b = None  # an output layer's gradients sum to zero over classes: a larger batch looks so
+            b = None  # an output layer's gradients sum to zero over classes, as for a larger batch
         if b is None and _fills_the_inputs(view, U, live_rows, n):
             b = n
         rank = b if b is not None else rank_without_gap(s, eps)
@@ -343,7 +340,7 @@ def factorise(view: LayerUpdate) -> Factors:
     left = U.new_zeros(view.outputs, rank)
     left[live_rows] = U[:, :rank]
     noise, loudest = _noise(s, outside, rank, m, n)
-    if rank and rank >= min(m, n):  # nothing is left over to show it: the client's rounding
+    if rank and rank >= min(m, n):  # nothing is left over to show noise: take the client's rounding
         noise = loudest = max(noise, eps / 4 * float(s.norm()) / math.sqrt(m * n))
     live_rows = _rows_with_signal(left, s[:rank], noise, live_rows)
     left[~live_rows] = 0
@@ -356,9 +353,7 @@ def factorise(view: LayerUpdate) -> Factors:
 def _row_noise(
     view: LayerUpdate, outside: Tensor, rank: int, n: int, noise: float
 ) -> Tensor | None:
-    """Standard deviation of the noise in the entries of each row (m,), or None where it does not
-    show.
-    """
+    """Standard deviation of the noise in each row's entries (m,); None where it does not show."""
     if rank >= n or len(outside) != view.outputs or not bool(outside.any()):
         return None
     per_row = outside / math.sqrt(n - rank)
@@ -368,8 +363,8 @@ def _row_noise(
 def _fills_the_inputs(view: LayerUpdate, U: Tensor, live_rows: Tensor, n: int) -> bool:
     """Has the batch as many samples as there are inputs, though the spectrum has no room for a gap?
 
-    With b = n the columns of dL/dZ span those of dL/dW, and dL/db, their sum, lies in it: a test of
-    m - n numbers. With more samples it does not.
+    With b = n the columns of dL/dZ span those of dL/dW, and their sum dL/db lies in that span: a
+    test of m - n numbers. With more samples it does not.
     """
     if U.shape[0] < n + SPARE_BIAS_ROWS or view.relu != "after":
         return False
@@ -381,24 +376,24 @@ def _fills_the_inputs(view: LayerUpdate, U: Tensor, live_rows: Tensor, n: int) -
 
 
 def _rows_with_signal(left: Tensor, values: Tensor, noise: float, live_rows: Tensor) -> Tensor:
-    """The rows (m,) in which more shows than noise: a neuron that no sample switched on is noise alone.
+    """The rows (m,) that show more than noise.
 
-    It is a zero of every direction. Pixels in [0, 1] leave a fifth of the neurons so; unless they are
-    set aside, any mix of samples has zeros to spare.
+    A neuron that no sample switched on is noise alone, and a zero of every direction. Pixels in [0, 1]
+    leave a fifth of the neurons so; unless they are set aside, any mix of samples has zeros to spare.
     """
     lengths = (left * values).norm(dim=1)
     noisy = noise * (math.sqrt(len(values)) + _ROW_DEVIATIONS)
     if not bool(live_rows.any()) or noisy > _LARGEST_ROW_NOISE * float(lengths[live_rows].median()):
-        return live_rows  # under loud noise a row of few samples looks so too
+        return live_rows  # under loud noise, a row with few samples looks the same
     with_signal: Tensor = live_rows & (lengths > noisy)
     return with_signal
 
 
 def _sketch_is_conclusive(seen: Sketch, m: int, n: int, eps: float) -> bool:
-    """Would the whole spectrum give the batch size of the sketch?
+    """Would the whole spectrum give the same batch size as the sketch?
 
-    Samples fainter than the gap could hide behind it, if there are more of them than the sketch has
-    columns to spare (as many as samples at least). What is left must be rounding, which cannot hide so
+    Samples fainter than the gap could hide behind it, if there are more than the sketch has columns
+    to spare (at least as many as samples). What is left must be rounding, which cannot hide so
     many, or keep to the edge of Gaussian noise, which takes a third of the spectrum.
     """
     b = seen.rank
@@ -414,7 +409,7 @@ def _noise(s: Tensor, outside: Tensor, b: int, m: int, n: int) -> tuple[float, f
 
     `outside` (m,) is the length of each row outside the span of the first b left vectors.
     """
-    # Backward error of the QR, at most eps of the gradient's norm, as it may fall on one row.
+    # Backward error of the QR: at most eps of the gradient's norm, possibly all in one row.
     floor = float(s.norm()) * torch.finfo(s.dtype).eps / math.sqrt(max(m, 1))
     if b >= min(m, n):
         return floor, floor

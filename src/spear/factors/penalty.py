@@ -1,20 +1,22 @@
 """Penalties in the client's loss, read off the update: weight decay (L2) and L1.
 
-A loss with + (mu / 2) |W|^2 or + nu |W|_1 has the gradient G = D X + mu W + nu sign(W), which has full
-rank: the b samples in D X no longer end in a gap. Since W is known, only the numbers mu and nu are not.
+A loss with + (mu / 2) |W|^2 or + nu |W|_1 has the gradient G = D X + mu W + nu sign(W), of full
+rank: the b samples in D X no longer end in a gap. W is known, so only the numbers mu and nu are
+missing.
 
-Statement. Let P and V hold the k >= b leading left and right singular vectors of
-A = G - mu W - nu sign(W). At the true mu and nu, A = D X has nothing outside them. A small error e in
-mu leaves e W, and turns P and V by e |W| / s_b each, so that D X shows outside both by e^2 only. The
-part of A outside both is therefore e times that of W, up to e^2: projecting it on W's gives e, and
-repeating that converges quadratically. (k > b does no harm: the further vectors take away a share of A
-and of W alike.)
+Statement. Let P and V hold the k >= b leading left and right singular vectors of A = G - mu W - nu
+sign(W). At the true mu and nu, A = D X has nothing outside them. A small error e in mu leaves e W
+and turns P and V by e |W| / s_b each, so that D X shows outside both only by e^2. The part of A
+outside both is therefore e times that of W, up to e^2: projecting it onto W's gives e, and
+repeating this converges quadratically. (k > b does no harm: the extra vectors take equal shares of
+A and W.)
 
 All of it is algebra of the Gram matrices G G^T, G W^T, W W^T, ... (m x m), which take one pass: left
 vectors are eigenvectors of A A^T; P_out A V_out = P_out A, as P and V are A's own; and V = A^T P / s.
 
-One number explains 99 % of what lies outside the samples, thousands of entries, only if it is there. So
-noise, pruning and batches as large as the layer are left alone, bit for bit.
+One number explains 99 % of what lies outside the samples, thousands of entries, only if there
+really is a penalty. So noise, pruning and batches as large as the layer are left alone, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Penalty:
 
     @property
     def words(self) -> str:
-        """What was found, for a reason or an assumption."""
+        """What was found, as a detail of a verdict."""
         if not self.l1 and abs(self.l2 - 1) < FACTOR_OF_WEIGHTS_TOLERANCE:
             return "the update holds the weights themselves, as if weights were sent: taken off"
         kinds = {"L2 penalty (weight decay)": self.l2, "L1 penalty": self.l1}
@@ -67,7 +69,7 @@ class Penalty:
 
 
 def without_penalty(factors: Factors) -> tuple[Factors, Penalty | None]:
-    """The factors of an update without the penalty in it; the same object where there is none.
+    """The factors of an update without its penalty; the same object if there is none.
 
     >>> from torch import nn
     >>> from spear import observe
@@ -96,16 +98,14 @@ def without_penalty(factors: Factors) -> tuple[Factors, Penalty | None]:
 
 
 def _unexplained(factors: Factors) -> bool:
-    """Is there more than rounding outside the samples, and does it look like the weights?"""
+    """Is there more than rounding outside the samples, and does it resemble the weights?"""
     view = factors.view
     if factors.batch_size is None or not bool(factors.live_rows.any()):
         return factors.batch_size is None and bool(view.weight.any())
     eps = torch.finfo(view.weight_grad.dtype).eps
     own = float(factors.spectrum.norm()) * torch.finfo(torch.float64).eps / math.sqrt(view.outputs)
-    if (
-        factors.relative_noise <= PENALTY_ROUNDINGS * eps
-        or factors.noise <= PENALTY_ROUNDINGS * own
-    ):
+    quiet = factors.relative_noise <= PENALTY_ROUNDINGS * eps
+    if quiet or factors.noise <= PENALTY_ROUNDINGS * own:
         return False
     inner, energy, size = 0.0, 0.0, 0.0
     weights = column_blocks(view.weight)
@@ -118,7 +118,7 @@ def _unexplained(factors: Factors) -> bool:
 
 
 class _Grams:
-    """A_i A_j^T for the gradient and the templates, of the smaller side; and the fit."""
+    """A_i A_j^T of the gradient and the templates, on the smaller side; and the fit."""
 
     def __init__(self, view: LayerUpdate) -> None:
         G, W = view.weight_grad, view.weight
@@ -132,20 +132,20 @@ class _Grams:
             for (a, b), gram in self.of.items():
                 gram.addmm_(parts[a], parts[b].T)
         self.of |= {(b, a): gram.T for (a, b), gram in self.of.items()}
-        # The energy that rounding leaves: of the update's entries, and of a Gram matrix in float64.
+        # The energy that rounding leaves, from the update's entries and from a Gram matrix in float64.
         eps = torch.finfo(view.weight_grad.dtype).eps
         least = len(G) * torch.finfo(torch.float64).eps
         self.rounding = max(eps**2, least) * float(self.of["G", "G"].trace())
 
     def fit(self, k: int) -> Penalty | None:
-        """The penalty that leaves rank k at most, of one kind if that will do; None if none does."""
+        """The penalty that leaves at most rank k, of one kind if that is enough; None if none does."""
         best: tuple[float, Penalty] | None = None
         for kinds in (("l2",), ("l1",), ("l2", "l1")):
             found = self._fit(kinds, k)
             if found is None:
                 continue
             left, penalty = found
-            # A second number takes off a little by chance: it counts if it takes off most.
+            # A second number takes off a little by chance: it counts only if it takes off most.
             if best is None or left < best[0] / (4 if len(kinds) > 1 else 1):
                 best = left, penalty
             if left <= self.rounding:
@@ -194,7 +194,7 @@ class _Grams:
     ) -> tuple[Tensor, Tensor]:
         """Least squares of A on the templates, outside A's own k leading vectors on both sides.
 
-        The right-hand side, and the solution: their product is the energy that it explains.
+        Returns the right-hand side and the solution; their product is the energy explained.
         """
         loud = values > 1e-14 * values[-1]  # the squares of what rounding of the Gram leaves
         s = values[loud].sqrt()
@@ -203,17 +203,12 @@ class _Grams:
             TV = gram.T @ P[:, loud] / s
             beside.append(TV - P @ (P.T @ TV))
         inner = torch.stack([self._outside(gram, P) for gram in across])
-        normal = torch.stack(
-            [
-                torch.stack(
-                    [
-                        self._outside(self.of[a, b], P) - (beside[i] * beside[j]).sum()
-                        for j, b in enumerate(kinds)
-                    ]
-                )
-                for i, a in enumerate(kinds)
-            ]
-        )
+        rows = []
+        for i, a in enumerate(kinds):
+            inside = [(beside[i] * other).sum() for other in beside]
+            outside = [self._outside(self.of[a, b], P) for b in kinds]
+            rows.append(torch.stack(outside) - torch.stack(inside))
+        normal = torch.stack(rows)
         return inner, torch.linalg.lstsq(normal, inner[:, None]).solution[:, 0]
 
     @staticmethod
@@ -232,11 +227,11 @@ def _taken_off(gradient: Tensor, parameter: Tensor, penalty: Penalty) -> Tensor:
 
 
 def _corrected(factors: Factors, penalty: Penalty) -> tuple[Factors, Penalty]:
-    """The rest of the update without the penalty: what shows decides, parameter by parameter.
+    """The rest of the update without the penalty, decided parameter by parameter.
 
-    The bias gradient is a combination of the samples', so it lies in the span of L; and the gradient
-    of a later linear layer has rank b at most. Where that tells nothing, parameters go by the weights
-    that tell, biases by this layer's as well.
+    The bias gradient is a combination of the samples', so it lies in the span of L; and the gradient of
+    a later linear layer has at most rank b. Parameters that say nothing follow those weights that do,
+    and biases also follow this layer's.
     """
     view = factors.view
     g = double(view.bias_grad)

@@ -8,14 +8,14 @@ from torch import Tensor
 from spear.factors.streaming import noise_floor
 from spear.tolerances import MIN_ROUNDINGS_ABOVE
 
-_MIN_SAMPLE_GAP = 1.05  # times the next value: from one value of noise to the next 1.01 is usual
+_MIN_SAMPLE_GAP = 1.05  # times the next value: 1.01 is usual from one value of noise to the next
 
 
 def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
-    """The numerical rank of an m x n matrix with singular values s, all of them; None without a gap.
+    """The numerical rank of an m x n matrix from all its singular values s; None without a gap.
 
-    A clean update falls by orders of magnitude behind its last sample. A noisy one ends in the bulk
-    of a random matrix, whose largest singular value is sigma (sqrt m + sqrt n).
+    A clean update falls by orders of magnitude after its last sample. A noisy one ends in the bulk of a
+    random matrix, whose largest singular value is sigma (sqrt m + sqrt n).
     """
     r = len(s)
     if r == 0 or float(s[0]) == 0:
@@ -23,13 +23,13 @@ def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
     positions = torch.arange(r, device=s.device)
     i = torch.arange(r, dtype=s.dtype, device=s.device)
     tail = s.square().flip(0).cumsum(0).flip(0)  # energy of s_i, s_i+1, ...
-    # What noise of the tail's energy could reach at most, if the rank were i.
+    # The most that noise with the tail's energy could reach, if the rank were i.
     edge = (tail / ((m - i) * (n - i))).sqrt() * ((m - i).sqrt() + (n - i).sqrt())
     floor = noise_floor(s, eps)
     drop = s[:-1] / s[1:].clamp_min(floor)  # (r-1,) s_i / s_i+1
-    # Rounding is uneven from row to row: its largest value was seen up to 4 times above the edge and,
-    # where one sample is far louder than the others, 40 times above the median. Samples that are
-    # taken for noise stand out further.
+    # Rounding is uneven from row to row: its largest value reached 4 times the edge and, where one
+    # sample is far louder than the others, 40 times the median. Samples taken for noise stand out
+    # further.
     median = s[(positions + r) // 2]  # of s_i, s_i+1, ...: they are sorted
     quiet = (s[1:] <= 10 * edge[1:]) & (s[1:] <= 1000 * median[1:].clamp_min(floor))
     clean = torch.where(quiet, drop, 0.0)  # values below the floor drop no further
@@ -39,7 +39,7 @@ def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
     gaussian = _gaussian_from(s, edge, m, n)
     if gaussian is not None:
         return gaussian
-    # Other noise keeps to the edge as well, and the samples stand out of it; a spectrum that merely
+    # Other noise keeps to the edge as well, and samples stand out from it; a spectrum that merely
     # levels off is a batch as large as the layer. A fifth of the spectrum has to show the noise.
     shown = r - max(3, r // 5)
     if shown > 0 and float(clean[:shown].max()) >= 10:
@@ -49,7 +49,7 @@ def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
 
 
 def _before_a_drop(drop: Tensor, rank: int) -> int | None:
-    """The rank, if the spectrum falls behind it; a sample or two as faint as noise count as noise."""
+    """The rank if the spectrum falls there; a sample or two as faint as noise count as noise."""
     for faint in range(1 + max(1, rank // 10)):
         if rank == faint or float(drop[rank - faint - 1]) >= 1.2:
             return rank - faint
@@ -57,12 +57,12 @@ def _before_a_drop(drop: Tensor, rank: int) -> int | None:
 
 
 def _gaussian_from(s: Tensor, edge: Tensor, m: int, n: int) -> int | None:
-    """From where on the spectrum is that of Gaussian noise, to its last value; None if nowhere.
+    """Where the spectrum becomes that of Gaussian noise, down to its last value; None if nowhere.
 
-    Nothing of such noise reaches beyond its edge, but for 1 % to 5 % in these sizes, so that whatever
-    does is of samples, however little they stand out. That it is noise, and no batch as large as the
-    layer, is told by the moments of what is left: of a k x p matrix, mean s^4 is 1 + k/p times the
-    square of mean s^2, and mean s^6 is 1 + 3 k/p + (k/p)^2 times its cube (Marchenko and Pastur).
+    Such noise does not reach beyond its edge, except by 1 % to 5 % in these sizes, so whatever does
+    is a sample, however little it stands out. Moments of the rest tell noise from a batch as large
+    as the layer: for a k x p matrix, mean s^4 is 1 + k/p times the square of mean s^2, and mean s^6
+    is 1 + 3 k/p + (k/p)^2 times its cube (Marchenko and Pastur).
     """
     i = torch.arange(len(s), dtype=s.dtype, device=s.device)
     k, p = min(m, n) - i, max(m, n) - i
@@ -71,16 +71,15 @@ def _gaussian_from(s: Tensor, edge: Tensor, m: int, n: int) -> int | None:
         scaled.pow(power).flip(0).cumsum(0).flip(0) / k for power in (2, 4, 6)
     )  # means over s_i, s_i+1, ...
     c = k / p
-    spread = (
-        5 * c.sqrt() / k
-    )  # twice what 40 matrices of nine sizes from 40 x 60 to 400 x 3072 showed
+    # Twice the spread of 40 matrices in each of nine sizes from 40 x 60 to 400 x 3072.
+    spread = 5 * c.sqrt() / k
     is_noise = (
         (s <= (1 + k.pow(-2 / 3)) * edge)
         & ((fourth / (second.square() * (1 + c)) - 1).abs() <= spread)
         & ((sixth / (second.pow(3) * (1 + 3 * c + c.square())) - 1).abs() <= 3 * spread)
     )
-    # A batch far larger than the layer comes close to it too: of 4 to 40 m Gaussian samples it left a
-    # tenth of the spectrum or more above the edge, and a fifth of the energy or more below it.
+    # A batch far larger than the layer comes close too: 4 to 40 m Gaussian samples left a tenth of the
+    # spectrum or more above the edge, and a fifth of the energy or more below it.
     rest = second * k
     is_noise &= (i <= len(s) / 12) | ((i <= len(s) / 4) & (rest <= 0.1 * rest[0]))
     found = torch.nonzero(is_noise).flatten()
@@ -95,7 +94,7 @@ def _gaussian_from(s: Tensor, edge: Tensor, m: int, n: int) -> int | None:
 
 
 def rank_without_gap(s: Tensor, eps: float) -> int:
-    """How many samples stand out where the spectrum fades into rounding without a gap; else 0."""
+    """How many samples stand out if the spectrum fades into rounding without a gap; else 0."""
     if len(s) < 4 or float(s[len(s) // 2]) > eps * float(s[0]):
         return 0  # it does not reach rounding: a batch as large as the layer, or noise
     return int((s >= MIN_ROUNDINGS_ABOVE * eps * s[0]).sum())

@@ -1,8 +1,8 @@
-"""Singular values and left vectors of a gradient, block by block of its columns.
+"""Singular values and left vectors of a gradient, in blocks of columns.
 
-`left_factor` takes all of them. `sketch` takes the leading ones of a gradient whose rank is far below
-its size, by a randomised range finder (Halko, Martinsson, Tropp 2011) with one power step: a few passes
-over the gradient. Everything is accumulated in float64, and nothing of the gradient's size is kept.
+`left_factor` computes all of them. `sketch` computes the leading ones of a gradient whose rank is far
+below its size, with a randomised range finder (Halko, Martinsson, Tropp 2011) and one power step: a few
+passes over the gradient. All sums are in float64, and nothing as large as the gradient is kept.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ from torch import Tensor
 
 _BLOCK = 1 << 21  # entries of a column block: 16 MB in float64
 
-_INITIAL_COLUMNS = 64  # columns a sketch begins with; they are doubled until twice the rank
-# A sketch as wide as a third of the layer costs half of what the whole factorisation does.
+_INITIAL_COLUMNS = 64  # of a sketch; doubled until there are twice as many as the rank
+# A sketch as wide as a third of the layer costs half as much as the whole factorisation.
 _SKETCH_FRACTION = 3
-# The fall that ends the samples: in a first look, where random columns mix loud and faint ones and take
-# up to two thirds off a gap, and in the sketch, which shows noise too low by up to a half. The whole
-# spectrum is asked for a fall by 100: a sketch that shows 300 leaves no doubt.
+# The drop that ends the samples: in a first look, where random columns mix loud and faint samples and
+# hide up to two thirds of a gap, and in the sketch, which shows noise up to a half too low. The whole
+# spectrum needs a drop by 100: a sketch that shows 300 leaves no doubt.
 _FIRST_PASS_DROP, _SKETCH_DROP = 30.0, 300.0
 
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """The leading part of a gradient (m, n), and how much the rest of it weighs."""
+    """The leading part of a gradient (m, n), and the size of the rest."""
 
     left: Tensor  # (m, rank)
-    values: (
-        Tensor  # (min(m, n),) the leading ones; the rest's energy is spread evenly over the others
-    )
+    values: Tensor  # (min(m, n),) the leading ones; the rest's energy is spread evenly
     outside: Tensor  # (m,) length of each row outside the span of `left`
 
     @property
@@ -40,11 +38,11 @@ class Sketch:
 
 
 def sketch(G: Tensor, rows: int, eps: float) -> Sketch | None:
-    """The part of G before its last gap, or None where no gap shows in a third of the spectrum.
+    """The part of G before its last gap; None if a third of the spectrum shows no gap.
 
     Args:
         G: (m, n).
-        rows: how many of them are not zero.
+        rows: how many of its rows are not zero.
         eps: rounding of the update's own dtype; what lies a thousand times below it is no gap.
     """
     Q = _range(G, eps, min(rows, G.shape[1]) // _SKETCH_FRACTION)
@@ -67,7 +65,7 @@ def sketch(G: Tensor, rows: int, eps: float) -> Sketch | None:
 
 def _range(G: Tensor, eps: float, most: int) -> Tensor | None:
     """Orthonormal columns (m, k) whose span holds G's leading left vectors, at most k / 2 of them."""
-    # Which directions are drawn does not matter, so the seed is fixed: one update, one factorisation.
+    # It does not matter which directions are drawn; a fixed seed gives one factorisation per update.
     generator = torch.Generator(working_device(G.device)).manual_seed(0)
     Y = torch.zeros(len(G), 0, dtype=torch.float64, device=generator.device)
     k = _INITIAL_COLUMNS
@@ -87,10 +85,10 @@ def _range(G: Tensor, eps: float, most: int) -> Tensor | None:
 
 
 def _power_step(G: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
-    """U (m, b) and S (b,) of G; V = G^T P has orthonormal columns, the rows' span before the gap.
+    """U (m, b) and S (b,) of G; V = G^T P has orthonormal columns that span the rows before the gap.
 
-    The range Q of G times random columns holds noise of all n columns of G. V averages that out, and
-    G V is as clean as the singular vectors themselves. V is never formed whole.
+    The range of G times random columns holds noise of all n columns of G. V averages that out, and G V
+    is as clean as the singular vectors themselves. V is never formed as a whole.
     """
     Y = torch.zeros_like(P)
     for _, block in column_blocks(G):
@@ -101,7 +99,7 @@ def _power_step(G: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _last_drop(s: Tensor, eps: float, least: float) -> int | None:
-    """How many singular values stand before the last fall by `least` or more."""
+    """How many singular values stand before the last drop by `least` or more."""
     floor = noise_floor(s, eps)
     fallen = (s[:-1] >= least * s[1:].clamp_min(floor)) & (s[:-1] > floor)
     found = torch.nonzero(fallen).flatten()
@@ -109,7 +107,7 @@ def _last_drop(s: Tensor, eps: float, least: float) -> int | None:
 
 
 def noise_floor(s: Tensor, eps: float) -> float:
-    """Rounding leaves about a tenth of eps; what falls a hundred times below is no further gap."""
+    """Rounding leaves about a tenth of eps; a drop to a hundredth of that is no further gap."""
     return float(s.norm()) * max(torch.finfo(s.dtype).eps, 1e-3 * eps)
 
 
@@ -151,17 +149,17 @@ def _triangle(blocks: Iterator[Tensor], m: int, width: int | None = None) -> Ten
 
 
 def working_device(device: torch.device) -> torch.device:
-    """Where float64 work is done: on the tensor's own device, or on the CPU if it has no float64."""
+    """Where to work in float64: on the tensor's own device, or on the CPU if that has no float64."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
 def double(tensor: Tensor) -> Tensor:
-    """The tensor in float64, detached, where that can be worked with."""
+    """The tensor in float64, detached, on a device that has float64."""
     return tensor.detach().to(working_device(tensor.device), torch.float64)
 
 
 def column_blocks(G: Tensor, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of columns in float64, a few megabytes each; every block reuses the same memory."""
+    """Blocks of columns in float64, a few megabytes each, all in the same memory."""
     width = min(G.shape[1], width or max(1, _BLOCK // len(G)))
     device = working_device(G.device)
     buffer = torch.empty(len(G), width, dtype=torch.float64, device=device)

@@ -1,8 +1,8 @@
-"""What is proved about recovered samples, and what was assumed: every rival explanation tried.
+"""What is proved about recovered samples, and on which assumptions.
 
-`select` chooses b directions, `certify` tries what else could explain the update and says what is
-left: a `Certificate` with its `Proof`, its `Cause` and its assumptions. `verdict` says what that
-entitles to, in words.
+`select` chooses b directions. `certify` tries every rival explanation of the update and returns a
+`Certificate`: its `Proof`, its `Cause`, its assumptions. `verdict` puts into words what that allows us
+to claim.
 """
 
 from spear.judge import verdict

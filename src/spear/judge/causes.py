@@ -1,4 +1,4 @@
-"""Why an inversion ended as it did, as values for programs; `Inversion.reason` says it in words."""
+"""Why an inversion ended as it did, as values for programs; `Inversion.reason` has the words."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import Enum
 
 
 class Proof(Enum):
-    """What stands behind `certified`."""
+    """What `certified` rests on."""
 
-    REPLAY = "replay"  # model given: recomputed and matched, and no rival explanation does
-    PATTERN = "pattern"  # layer only: every necessary condition holds
-    NONE = "none"  # nothing is proved
+    REPLAY = "replay"  # with the model: recomputed and matched, and no rival explanation fits
+    PATTERN = "pattern"  # with the layer only: every necessary condition holds
+    NONE = "none"
 
 
 class Cause(Enum):
@@ -18,18 +18,18 @@ class Cause(Enum):
 
     PROVED = "proved"  # every sample that shows is certified
     MIXED = "mixed"  # a direction may hold parts of several samples, or signs contradict its zeros
-    SCALE = "scale"  # another scale of the inputs explains the update as well
+    SCALE = "scale"  # the inputs at another scale explain the update as well
     MERGED = "merged"  # a trace may be several samples in one
     MISSING = "missing"  # more samples were told than show
-    CONTRADICTED = "contradicted"  # a replay that fits others contradicts a sample
-    IMPRECISE = "imprecise"  # recovered, but the update's noise leaves too large an error
+    CONTRADICTED = "contradicted"  # the replay that fits the others contradicts a sample
+    IMPRECISE = "imprecise"  # recovered, but too noisy to be called exact
     TRAINING = "training"  # local training that cannot be repeated closely enough
     NARROW = "narrow"  # too few neurons for the batch
-    UNFIT = "unfit"  # does not look like what it was said to be
+    UNFIT = "unfit"  # not what it was said to be
     OPTIMISER = "optimiser"  # not SGD: nothing of low rank to attack
     NO_GAP = "no gap"  # the spectrum does not show how many samples there are
     NO_GRADIENT = "no gradient"  # zero: no sample left a trace
-    NOISE = "noise"  # samples drown in the update's noise
+    NOISE = "noise"  # the samples drown in the update's noise
     TIME = "time"  # max_seconds passed
     INTERRUPTED = "interrupted"
     OTHER_ATTACK = "other attack"  # a baseline, which proves nothing

@@ -1,8 +1,8 @@
-"""The sole judge of "exact": what is proved about recovered samples, without ground truth.
+"""The only place that says "exact": what is proved about recovered samples, without ground truth.
 
-A sample is certified when every rival explanation of the update has been tried, and fails. PATTERN
-needs the layer only, and rests on what no layer alone can show, which is listed. REPLAY needs the
-model: the update is computed again from recovered samples, and from the rivals.
+A sample is certified once every rival explanation of the update has been tried and fails. PATTERN needs
+only the layer, and rests on what no layer alone can show, which is listed. REPLAY needs the model: the
+update is recomputed from the recovered samples, and from the rivals.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Certificate:
     labels: Tensor | None  # (b,) int64, -1 where no label matched; None without a model
     whole: bool  # all samples certified, and as many as were told
     cause: Cause
-    doubts: tuple[str, ...]  # what speaks against a stronger verdict
+    doubts: tuple[str, ...]  # what speaks against a stronger verdict, a sentence or two each
     assumptions: tuple[str, ...]  # what the verdict rests on and could not test
     remark: str  # what else is worth saying
 
@@ -53,13 +53,13 @@ def certify(
     loss: Loss | None = None,
     generator: torch.Generator | None = None,
 ) -> Certificate:
-    """Judge a selection: by replay where the model can be run and explains the update, else by pattern.
+    """Judge a selection: by replay if the model runs and explains the update, otherwise by pattern.
 
     Args:
         factors: of the update.
         selection: the b samples.
         loss: the client's, if it was told.
-        generator: for neighbours at which a replay is tried again.
+        generator: for neighbours of a sample at which a replay is tried again.
     """
     found = Recovered(factors, selection)
     if factors.noisy and not bool(found.precise.any()):
@@ -70,7 +70,7 @@ def certify(
     repeated = _of_training(found, loss)
     if repeated.whole or protocol.steps is not None or protocol.mini_batches:
         return repeated
-    # Nobody said how many steps there were. One holds at any learning rate.
+    # Nobody said how many steps there were. The proof for one step holds at any learning rate.
     single = _of_one_step(found, loss, generator)
     return single if single.certified.sum() > repeated.certified.sum() else repeated
 
@@ -78,7 +78,7 @@ def certify(
 def certify_either_sign(
     factors: Factors, selection: Selection, loss: Loss | None, generator: torch.Generator
 ) -> tuple[Factors, Certificate, str]:
-    """What is proved of a selection, of the update or of its negative; and what was said wrongly."""
+    """What is proved of the update or of its negative; and what was said wrongly."""
     view = factors.view
     judged = certify(factors, selection, loss=loss, generator=generator)
     if view.model is None or not _may_be_negated(view, judged):
@@ -91,7 +91,7 @@ def certify_either_sign(
 
 
 def _may_be_negated(view: LayerUpdate, certificate: Certificate) -> bool:
-    """Might the update have the other sign? Inputs are the same then, but no loss with labels fits."""
+    """Might the update have the other sign? The inputs stay the same, but no loss with labels fits."""
     told = view.protocol.sends == "weights" and not view.mistake  # whose sign is beyond doubt
     fits = certificate.labels is not None and bool((certificate.labels >= 0).any())
     return not fits and not certificate.whole and not told
@@ -101,8 +101,8 @@ def _negated_words(view: LayerUpdate) -> str:
     if view.trained:
         return "the difference has the opposite sign, before minus after: read that way"
     return (
-        "this was given as a gradient, but it has the sign of a difference, after minus before: read "
-        "as a difference"
+        "this was given as a gradient, but it has the sign of a difference, after minus before: "
+        "read as a difference"
     )
 
 
@@ -133,13 +133,13 @@ def _of_one_step(
 
 
 _ANY_LOSS = (
-    "no loss that is known explains the update, but one whose gradient at the outputs can be anything "
-    "does; name the client's loss if labels are wanted"
+    "no known loss explains the update, but a loss with some other gradient at the outputs does: name "
+    "the client's loss (loss=) to get labels"
 )
 
 
 def _by_pattern(found: Recovered, why: str) -> Certificate:
-    """With the layer alone."""
+    """With only the layer to go by."""
     rulings = [
         rivals.mix(found, None),
         rivals.scale(found, None),
@@ -155,50 +155,48 @@ def _of_the_layer(found: Recovered, fit: Fit | None) -> list[Ruling]:
     """What must hold of the whole layer before anything in it is believed."""
     factors, selection = found.factors, found.selection
     everyone = torch.ones(selection.b, dtype=torch.bool, device=selection.C.device)
-    side = selection.directions.side
     replayed = fit is not None and fit.agrees and fit.dimensions > 1
     scaled = everyone & bias_in_span(factors)
     if selection.unscaled is not None:
         scaled = ~selection.unscaled
-    ruled = [
+    unknown = outside_next_layer(found)
+    return [
         Ruling(
             Cause.NARROW,
             everyone & (replayed or patterns_are_significant(selection)),
-            f"cannot be judged: {len(side.basis)} live rows prove nothing about {selection.b} samples; "
-            "attack a wider layer",
+            f"cannot be judged: {len(selection.directions.side.basis)} live rows prove nothing about "
+            f"{selection.b} samples. Attack a wider layer",
         ),
         Ruling(
             Cause.UNFIT,
             scaled,
-            "have a scale that the bias gradient does not give: it is no combination of theirs (an "
-            "input that is zero, inputs that depend on each other linearly, or another batch's)",
+            "have a scale that the bias gradient does not give. Likely causes: an input that is "
+            "all zero, inputs that depend on each other linearly, or the bias gradient of another "
+            "batch",
         ),
-    ]
-    ruled.append(_clipped_apart(found))
-    unknown = outside_next_layer(found)
-    known = everyone & (not bool(unknown.any()))
-    ruled.append(
+        _clipped_apart(found),
         Ruling(
             Cause.SCALE,
-            known,
-            f"are not what the next layer's gradient knows ({int(unknown.sum())} at this scale): "
-            "dropout behind this layer, or weight and bias gradients that were clipped apart",
-        )
-    )
-    return ruled
+            everyone & (not bool(unknown.any())),
+            f"do not fit the next layer's gradient ({int(unknown.sum())} at this scale). Likely "
+            "causes: dropout behind this layer, or weight and bias gradients that were clipped "
+            "apart",
+        ),
+    ]
 
 
 def _clipped_apart(found: Recovered) -> Ruling:
-    """Were weight and bias gradients clipped by factors of their own, by what was told or by signs?"""
+    """Were weight and bias gradients clipped by different factors, as told or as the signs show?"""
     factors, selection = found.factors, found.selection
     everyone = torch.ones(found.b, dtype=torch.bool, device=selection.C.device)
     apart = factors.view.clipped_apart or fits_at_another_scale(factors, selection)
     words = (
-        "have no scale that the bias gradient would give, each may be right but for one factor: weight "
-        "and bias gradients were clipped apart (per-layer clipping)"
+        "are known only up to a factor each, since weight and bias gradients were clipped apart "
+        "(per-layer clipping)"
         if factors.view.clipped_apart
-        else "fit their zeros at another scale only than the bias gradient gives: weight and bias "
-        "gradients were clipped apart (per-layer clipping), or are not of one batch"
+        else "fit their zeros only at a scale that the bias gradient does not give. Likely causes: "
+        "weight and bias gradients were clipped apart (per-layer clipping), or come from different "
+        "batches"
     )
     return Ruling(Cause.SCALE, everyone & (not apart), words)
 
@@ -209,18 +207,17 @@ def _imprecise(found: Recovered) -> Ruling:
 
 
 def _unfit(found: Recovered, fit: Fit) -> Certificate:
-    """A replay that explains nothing is no evidence against a sample, but nothing is proved either."""
+    """A replay that explains nothing does not speak against a sample, but proves nothing either."""
     if not fit.replay.is_precise:
         words = "the update is too coarse or too noisy for a replay to show anything"
         return _unproved(found, Cause.IMPRECISE, (words,))
     apart = _clipped_apart(found)
     if not bool(apart.excluded.all()):
-        words = f"{found.b} of {found.b} samples {apart.words}"
-        return _unproved(found, Cause.SCALE, (words,))
+        return _unproved(found, Cause.SCALE, (f"{found.b} of {found.b} samples {apart.words}",))
     words = (
-        "the model does not reproduce the update with any loss, so nothing excludes another scale or "
-        "merged samples (other weights than the client's, clipping by layer, or another network "
-        "behind the layer)"
+        "the model does not reproduce the update with any loss, so another scale or merged samples "
+        "may explain it as well. Likely causes: weights of another round than the client's, "
+        "clipping by layer, or another network behind the layer"
     )
     return _unproved(found, Cause.UNFIT, (words, *fit.disagreements[:1]))
 
@@ -248,9 +245,8 @@ def _composed(
             cause = ruling.cause if cause is Cause.PROVED else cause
             doubts.append(f"{lost} of {found.b} samples {ruling.words}")
         certified = certified & ruling.excluded
-    lacking = [
-        words for words in (rivals.missing(found.factors), *(r.missing for r in rulings)) if words
-    ]
+    missing = (rivals.missing(found.factors), *(ruling.missing for ruling in rulings))
+    lacking = [words for words in missing if words]
     if lacking:
         cause = Cause.MISSING if cause is Cause.PROVED else cause
         doubts += lacking
@@ -272,7 +268,7 @@ def _composed(
 
 
 def _of_training(found: Recovered, loss: Loss | None) -> Certificate:
-    """After several local steps signs and zeros need not match: only repeating them proves."""
+    """After several local steps signs and zeros need not match: only repeating the steps proves."""
     retrained = retrain(found, loss)
     if isinstance(retrained, Declined):
         words = f"several local steps are proved only by repeating them, and {retrained.reason}"

@@ -1,4 +1,4 @@
-"""What the attacked layer shows alone: signs, zeros, the bias gradient, and how exact inputs can be."""
+"""What the attacked layer alone shows: signs, zeros, the bias gradient, how exact inputs can be."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from spear.tolerances import (
 from spear.update import LayerUpdate
 
 _MOST_PAIRED = 40  # samples up to which pairs of traces are tried: 780 small least squares
-_SAMPLED_INPUTS = 512  # of a sample, for the size of a rounding
-_SAMPLED_ENTRIES = 1 << 14  # entries that show a gradient's precision
-_GRID_DISTANCE = 0.2  # steps from the grid, on average: 1/4 anywhere, 0 on it
-_SINGLE_PRECISION_FROM = 64  # samples from which on shares are computed in single precision
+_SAMPLED_INPUTS = 512  # of a sample, to measure a rounding
+_SAMPLED_ENTRIES = 1 << 14  # of a gradient, to recognise its precision
+_GRID_DISTANCE = 0.2  # mean distance from the grid, in steps: 1/4 anywhere, 0 on the grid
+_SINGLE_PRECISION_FROM = 64  # samples from which shares are computed in single precision
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
 @dataclass(frozen=True, eq=False)
 class Recovered:
-    """The samples of a selection, and what follows from them, each computed once."""
+    """The samples of a selection and what follows from them, each computed once."""
 
     factors: Factors
     selection: Selection
@@ -64,14 +64,12 @@ class Recovered:
 
     @cached_property
     def value_range(self) -> float:
-        """From the lowest to the highest value of a sample, as most have it: a wrong one may have
-        any.
-        """
+        """From lowest to highest value of a sample, the median: a wrong sample may have any range."""
         return float((self.X.amax(1) - self.X.amin(1)).median())
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Root mean square of the inputs of each sample (b,)."""
+        """Root mean square of each sample's inputs (b,)."""
         size: Tensor = self.selection.C.norm(dim=1) / math.sqrt(self.factors.n)
         return size
 
@@ -97,19 +95,19 @@ class Recovered:
 
     @cached_property
     def precise(self) -> Tensor:
-        """Per sample (b,): is its predicted error small enough to speak of exact?"""
+        """Per sample (b,): is its predicted error small enough to be called exact?"""
         claim = EXACT_ERROR / DEVIATIONS_TO_SPARE
         precise: Tensor = self.error <= claim * self.sizes.clamp_min(self.value_range)
         return precise
 
 
 def patterns_are_significant(selection: Selection) -> bool:
-    """Are there so many rows that patterns of all samples do not fit by luck?"""
+    """Are there enough rows that the patterns of all samples cannot fit by luck?"""
     return chance_of_pattern(selection) ** selection.b <= PATTERN_CHANCE
 
 
 def chance_of_pattern(selection: Selection) -> float:
-    """How likely a pattern of one sample fits by luck."""
+    """How likely the pattern of one sample fits by luck."""
     return theory.pattern_by_chance(selection.directions.side.basis.shape[0], selection.b)
 
 
@@ -118,7 +116,7 @@ def signs_hold(found: Recovered) -> Tensor:
     factors, selection = found.factors, found.selection
     sound: Tensor = (selection.contradictions == 0) & selection.C.isfinite().all(1)
     if not bool(sound.all()) and chance_of_pattern(selection) > PATTERN_CHANCE:
-        return torch.zeros_like(sound)  # in a batch that is partly wrong, one may fit by luck
+        return torch.zeros_like(sound)  # where part of a batch is wrong, one sample may fit by luck
     if factors.relu == "both":
         sound &= _other_side(found)
     return sound
@@ -128,11 +126,11 @@ def signs_hold(found: Recovered) -> Tensor:
 
 
 def predicted_error(found: Recovered) -> Tensor:
-    """Standard deviation of the error of an input, per sample (b,), from the update's noise.
+    """Standard deviation of an input's error, per sample (b,), from the update's noise.
 
-    x_i = c_i R is off in three ways. The noise of dL/dW itself enters by |row of D^+|. The directions
-    carry noise, so that x_i holds a share of every other sample (`mixing_errors`). And dL/db, which
-    gives the scale, has noise of its own. What comes back is rounded to the update's precision.
+    x_i = c_i R is off in three ways: by the noise of dL/dW, which enters with |row of D^+|; by the
+    noise of the directions, so that x_i holds a share of every other sample (`mixing_errors`); and
+    by the noise of dL/db, which gives the scale. The result is rounded to the update's precision.
     """
     factors, selection, X = found.factors, found.selection, found.X
     inverse = (selection.C / factors.singular_values) @ factors.left.T  # D^+ (b, m)
@@ -143,7 +141,7 @@ def predicted_error(found: Recovered) -> Tensor:
     bias_noise = _bias_noise(factors) if selection.bias_noise is None else selection.bias_noise
     in_scale = found.sizes * rows * bias_noise
     if selection.directions.side.name == "outputs":
-        # The scale follows the shares: what they leave is the difference of two samples.
+        # The scale follows the shares, so what they leave is the difference of two samples.
         mixed = (found.mixing_errors * found.distances).square().nansum(1)
     else:
         mixing = (selection.Q.norm(dim=0) * selection.C.norm(dim=1)).square().sum()
@@ -155,17 +153,16 @@ def predicted_error(found: Recovered) -> Tensor:
 
 
 def _after_rounding(factors: Factors, X: Tensor, error: Tensor) -> Tensor:
-    """The error (b,) of inputs that are rounded to where the client's own inputs lie.
+    """The error (b,) of inputs once rounded to the grid of the client's own inputs.
 
-    An error e below half a step u vanishes; beyond, it is a whole number of steps, of mean square
+    An error e below half a step u vanishes. Beyond, it is a whole number of steps, with mean square
     u^2 (P(|e| > u/2) + 3 P(|e| > 3u/2) + 5 P(|e| > 5u/2) + ...).
     """
     dtype = torch.promote_types(factors.view.weight_grad.dtype, torch.float32)
     some = X[:, :: max(1, X.shape[1] // _SAMPLED_INPUTS)]
     step = torch.finfo(dtype).eps * torch.exp2(some.abs().clamp_min(1e-300).log2().floor())
-    ratio = (step / error.clamp_min(1e-300)[:, None]).clamp_min(
-        0.25
-    )  # below, rounding adds u^2 / 12
+    # Below a quarter of a step, rounding just adds u^2 / 12.
+    ratio = (step / error.clamp_min(1e-300)[:, None]).clamp_min(0.25)
     k = torch.arange(1, 17).to(X)
     beyond = torch.special.erfc((k - 0.5) * ratio[..., None] / math.sqrt(2))
     square = ((2 * k - 1) * beyond).sum(-1) * ratio.square()  # in units of the error's
@@ -177,15 +174,14 @@ def _input_rounding(factors: Factors, X: Tensor, direct: Tensor) -> float:
     """The relative error that the client's own rounding left in its inputs.
 
     A client that computes in half precision (autocast) rounds its inputs before the layer sees
-    them, and sends gradients of that precision, whatever their dtype: of these rounded inputs. If
-    inputs can be seen well enough to show that they are not on that grid, only the gradients were
-    rounded.
+    them, and its gradients, whatever their dtype, are those of the rounded inputs. If the inputs
+    are visible enough to show that they are not on that grid, only the gradients were rounded.
     """
     grid = _grid(factors.view.weight_grad)
     if grid is None:
         return 0.0
     eps = torch.finfo(grid).eps
-    seen = X[(direct < 0.1 * eps * X.abs().median())]  # (k, n): noise is well below a step
+    seen = X[(direct < 0.1 * eps * X.abs().median())]  # (k, n): with noise well below a step
     seen = seen[seen.abs() > X.abs().median()]
     step = eps * torch.exp2(seen.abs().log2().floor())
     between = ((seen - seen.to(grid).to(seen)).abs() / step).mean()  # 1/4 between grid points
@@ -195,7 +191,7 @@ def _input_rounding(factors: Factors, X: Tensor, direct: Tensor) -> float:
 
 
 def _grid(gradient: Tensor) -> torch.dtype | None:
-    """The half precision that all entries of a gradient have, if they have one."""
+    """The half precision that all entries of a gradient fit, if there is one."""
     some = gradient.detach().flatten()[:: max(1, gradient.numel() // _SAMPLED_ENTRIES)]
     halves = [
         dtype
@@ -208,17 +204,18 @@ def _grid(gradient: Tensor) -> torch.dtype | None:
 def mixing_errors(found: Recovered) -> Tensor:
     """How much of sample j the noise leaves in sample i, (b, b): a standard deviation.
 
-    q_j is the kernel of the rows A_j of the basis in which sample j is off: zero AND of negative
-    preactivation, since zeros by cancellation do not hold a direction. With noise sigma in every entry,
-    q_j is off by A_j^+ e, |e| ~ sigma |q_j|, and c_i . q_j, which ought to be zero, by
+    q_j is the kernel of the rows A_j of the basis in which sample j is off: zero AND with a
+    negative preactivation, because zeros by cancellation do not fix a direction. With noise sigma
+    in every entry, q_j is off by A_j^+ e, |e| ~ sigma |q_j|, so that c_i . q_j, which should be
+    zero, is off by
 
         sigma |q_j| sqrt(c_i (A_j^T A_j)^-1 c_i),   c_i orthogonal to q_j.
 
-    If the rows leave a second direction free, this is unbounded: the sample may be a mix.
+    If the rows leave a second direction free this is unbounded: the sample may be a mix.
     """
     factors, selection = found.factors, found.selection
     side, s = selection.directions.side, factors.singular_values
-    # Orthonormal columns, so that single precision will do where b^4 multiplications count.
+    # The columns are orthonormal, so single precision is enough where b^4 multiplications matter.
     dtype = torch.float32 if selection.b > _SINGLE_PRECISION_FROM else torch.float64
     basis, off = side.white.to(dtype), found.confirmed_zero_rows.T.to(dtype)  # (rows, b), (b, rows)
     own = unit(selection.Q * s[:, None], 0).T.to(dtype)  # (b, b): unit rows, however small Q is
@@ -241,7 +238,7 @@ def mixing_errors(found: Recovered) -> Tensor:
 
 
 def _bias_noise(factors: Factors) -> float:
-    """Standard deviation of the noise in an entry of dL/db: what of it lies outside the span of L."""
+    """Standard deviation of the noise in an entry of dL/db, from its part outside the span of L."""
     spare = int((factors.live_rows & factors.bias_rows).sum()) - factors.b
     if spare < SPARE_BIAS_ROWS:
         return factors.noise
@@ -258,18 +255,18 @@ def bias_in_span(factors: Factors) -> bool:
 
 
 def bias_level(factors: Factors, g: Tensor) -> float:
-    """How long a part of dL/db (m,) noise and rounding may put outside the span of L."""
+    """How long a part of dL/db (m,) noise and rounding can put outside the span of L."""
     eps = torch.finfo(factors.view.bias_grad.dtype).eps
     return MARGIN * eps * float(g.norm()) + factors.zero * math.sqrt(len(g))
 
 
 def mark_unscaled(factors: Factors, selection: Selection) -> Selection:
-    """The selection with scales that hold where some samples spoil the bias gradient.
+    """The selection, with scales that hold even where some samples spoil the bias gradient.
 
-    Inputs that depend on each other linearly (a darker copy, a sum of two) leave fewer traces in
-    dL/dW than columns in dL/db = sum of all d: it leaves the span of L, and spoils every scale. But
-    where the traces of those samples vanish, so do they, and dL/db is the sum of the others alone.
-    Up to two traces are looked for that explain it; their own scale stays unknown (`unscaled`).
+    Inputs that depend on each other linearly (a darker copy, a sum of two) leave fewer traces in dL/dW
+    than columns in dL/db = sum of all d, which then leaves the span of L and spoils every scale. But in
+    rows where the traces of those samples vanish, dL/db is the sum of the others alone. This looks for
+    up to two traces that explain it; their own scale stays unknown (`unscaled`).
     """
     if bias_in_span(factors) or selection.directions.side.name != "outputs":
         return selection
@@ -301,10 +298,10 @@ def mark_unscaled(factors: Factors, selection: Selection) -> Selection:
 
 
 def exceeds_noise(error: Tensor, inputs: Tensor) -> bool:
-    """Does what came back (b, n) say more of the samples than noise does, for most of them?"""
+    """Does what came back (b, n) say more about most samples than noise would?"""
     X = inputs.double()
     spread = (X - X.mean(0)).square().mean().sqrt() if len(X) > 1 else X.std()
-    # What came back holds the error as well as the samples.
+    # What came back holds both the samples and the error.
     own = (spread.square() - error.median().square()).clamp_min(0).sqrt()
     return 2 * int((error < MAX_USEFUL_ERROR * own).sum()) > len(X)
 
@@ -329,11 +326,11 @@ def scale_range(factors: Factors, selection: Selection) -> tuple[Tensor, Tensor]
 
 
 def fits_at_another_scale(factors: Factors, selection: Selection) -> bool:
-    """Do signs contradict zeros, and does a scale of its own settle it for every such sample?
+    """Do signs contradict zeros, and would a scale of its own settle it for every such sample?
 
-    A right direction with a wrong scale t breaks the signs of neurons whose threshold -bias / (W x)
-    lies between t and 1. Others break them too: noise, and directions that are wrong, which may fit
-    somewhere by luck. So only directions speak that their own zeros prove.
+    A right direction at a wrong scale t breaks the signs of neurons whose threshold -bias / (W x)
+    lies between t and 1. Noise breaks signs too, and so do wrong directions, which may fit
+    somewhere by luck. So only directions that their own zeros prove count.
     """
     broken = selection.contradictions > 0
     proved = selection.directions.redundancy > 0
@@ -347,11 +344,11 @@ def fits_at_another_scale(factors: Factors, selection: Selection) -> bool:
 
 
 def outside_next_layer(found: Recovered) -> Tensor:
-    """Which samples (b,) the next layer's gradient does not know, where it can tell.
+    """Samples (b,) that the next layer's gradient does not contain, where it can tell.
 
-    Its rows are sums of the samples' activations relu(z), whatever each was multiplied with. So an
-    activation outside their span belongs to no sample: an input of the wrong scale, say, whose weight
-    and bias gradient were clipped apart.
+    Its rows are sums of the samples' activations relu(z), whatever the factors. An activation outside
+    their span belongs to no sample: to an input at a wrong scale, say, because weight and bias gradient
+    were clipped apart.
     """
     factors, selection = found.factors, found.selection
     nothing = torch.zeros(selection.b, dtype=torch.bool, device=selection.C.device)
@@ -360,11 +357,11 @@ def outside_next_layer(found: Recovered) -> Tensor:
         return nothing
     _, s, Vt = torch.linalg.svd(gradient.to(selection.C), full_matrices=False)
     b, eps = selection.b, factors.eps
-    # The span may turn by what noise there is beside its faintest sample.
+    # Noise beside the faintest sample may turn the span.
     turned = float(s[b] / s[b - 1]) if len(s) > b else 1.0
     level = MARGIN * (turned + eps * float(s[0] / s[b - 1]) if len(s) > b else 1.0)
     if level > EXACT_ERROR:
-        return nothing  # fewer or more samples show there: it says nothing
+        return nothing  # fewer or more samples show there, so it says nothing
     span = Vt[:b]  # (b, m)
     active = found.Z.clamp_min(0)  # (b, m)
     rest = active - (active @ span.T) @ span
@@ -373,7 +370,7 @@ def outside_next_layer(found: Recovered) -> Tensor:
 
 
 def _other_side(found: Recovered) -> Tensor:
-    """Between two ReLUs: the inputs are non-negative AND the output gradient fits the signs."""
+    """Between two ReLUs: are inputs non-negative AND does the output gradient fit the signs?"""
     factors, selection = found.factors, found.selection
     s = factors.singular_values
     lengths = (selection.C / s).norm(dim=1)
@@ -393,14 +390,12 @@ def _other_side(found: Recovered) -> Tensor:
 
 
 def spare_rows(factors: Factors, zeros: Tensor) -> Tensor:
-    """Which of a direction's zero rows (rows,) would be zero even if it had not been solved for
-    them.
-    """
+    """Zero rows (rows,) of a direction that would be zero even if it had not been solved for them."""
     side = factors.outputs
     spare = torch.zeros_like(zeros)
     U, s, _ = torch.linalg.svd(side.basis[zeros], full_matrices=False)
     rank = int((s > UNDECIDED * side.zero).sum())
     if int(zeros.sum()) >= rank + SPARE_ROWS:
-        # A row that alone holds a direction has leverage one; noise takes a little off.
+        # A row that fixes a direction alone has leverage one; noise lowers it a little.
         spare[zeros] = U[:, :rank].square().sum(1) < 1 - EXACT_ERROR
     return spare

@@ -14,7 +14,7 @@ from spear.tolerances import MISSING_TO_FOUND_RATIO, PART_CHANCE, PATTERN_AGREES
 def select_part(
     factors: Factors, pool: Directions, watch: Watch
 ) -> tuple[Factors, Selection | None]:
-    """The samples found, with all that they do not explain taken for noise; None if that is loud.
+    """The samples found, with everything they do not explain taken for noise; None if that is loud.
 
     Gradients of a trained network span many orders of magnitude, and the faintest samples drown. The
     others are x = D^+ dL/dW, off by no more than what is left over.
@@ -33,9 +33,9 @@ def select_part(
 
 
 def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
-    """C (k, b) of samples read from their pattern alone, X ~ C R, where some of b are not found.
+    """C (k, b) of samples read from their pattern alone, X ~ C R, where some of the b were not found.
 
-    None where there are too few rows for a pattern to say anything, or the zeros are the inputs'.
+    Empty if there are too few rows for a pattern to say anything, or if the zeros are the inputs'.
     """
     by_chance = theory.pattern_by_chance(len(pool.side.basis), factors.b)
     if pool.side.name != "outputs" or by_chance > PART_CHANCE:

@@ -1,4 +1,4 @@
-"""Hidden neurons near their threshold: rounding may have put them on the other side for the client."""
+"""Hidden neurons near their threshold, which the client's rounding may have put on the other side."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-_OVERSHOOT = 1.5  # how far beyond its threshold a neuron is put, in units of its distance
-MOST_FLIPS = 8  # of neurons that are tried, one after the other
+_OVERSHOOT = 1.5  # how far beyond its threshold a neuron is moved, in units of its distance
+MOST_FLIPS = 8  # neurons that are tried, one after the other
 
 
 def smallest_steps(network: nn.Module, z: Tensor, near: float) -> Tensor:
-    """Steps of z (k, m), each across the threshold of one hidden neuron that is near it."""
+    """Steps of z (k, m), each across the threshold of one hidden neuron close to it."""
     seen: list[Tensor] = []
     hooks = [
         module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -36,7 +36,7 @@ def smallest_steps(network: nn.Module, z: Tensor, near: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Flip:
-    """A neuron of a sample that is put on its other side in one step."""
+    """A neuron of one sample that is put on its other side in one step."""
 
     step: int
     relu: int  # in the order of their calls
@@ -46,7 +46,7 @@ class Flip:
 
 @dataclass(eq=False)
 class ReluStates:
-    """What the ReLUs of a network share: the step, the turns, and what was near its threshold."""
+    """What the ReLUs of a network share: the step, the flips, and which neurons were near."""
 
     flips: frozenset[Flip] = frozenset()
     reach: Tensor | None = None  # (b,): nearer than this, relative to the layer, is near

@@ -1,9 +1,9 @@
-"""Running recovered samples through the model again: which loss explains the update, and how well.
+"""Runs recovered samples through the model again: which loss explains the update, and how well.
 
-A column of dL/dZ is d = J^T s, J the Jacobian of the network behind the layer at the recovered z, and s
-the loss's gradient at the outputs. Where the loss has labels, s is known up to the label and a
-weight. Where its targets are free numbers, s is whatever solves d = J^T s: with far fewer outputs than
-neurons that says nearly as much. And the s so found must reproduce the gradients of all later layers.
+A column of dL/dZ is d = J^T s, with J the Jacobian of the network behind the layer at the recovered z,
+and s the loss's gradient at the outputs. If the loss has labels, s is known up to label and weight. If
+its targets are free numbers, s is whatever solves d = J^T s; with far fewer outputs than neurons that
+says nearly as much. The s found must then reproduce the gradients of all later layers.
 """
 
 from __future__ import annotations
@@ -30,18 +30,16 @@ from spear.tolerances import LATER_NOISE, LATER_NOISE_LIMIT, MARGIN, REPLAY_LIMI
 Loss = Callable[[Tensor, Tensor], Tensor]
 T = TypeVar("T")
 
-# Neighbours within the error of a recovered sample at which a replay is tried again: a neuron whose
+# Neighbours within the error of a recovered sample at which the replay is tried again: a neuron whose
 # preactivation is zero to rounding may have been on the other side for the client.
 _NEIGHBOURS = 16
-_NEIGHBOUR_ERRORS = (
-    20.0  # the last neighbour is this many errors away: still well inside the tolerance
-)
+_NEIGHBOUR_ERRORS = 20.0  # how many errors away the last one is: still well inside the tolerance
 _NEAR_THRESHOLD = 1e-4  # of a typical preactivation: float32 rounds to 1e-6 of it
 _ROWS_AT_ONCE = 1 << 14
 _DIFFERENCE_STEP = 1e-6  # of z, for differences of gradients in float64
 _NEURONS_PER_OUTPUT = 4  # neurons per output from which a gradient at the outputs can be solved for
-_FEWEST_CLASSES = 6  # from which on a straight line over all but two says something
-_MOST_RANKED = 64  # outputs up to which the rank of a Jacobian is looked at
+_FEWEST_CLASSES = 6  # from which a straight line through all but two says something
+_MOST_RANKED = 64  # outputs up to which the rank of a Jacobian is computed
 
 _BINARY = nn.functional.binary_cross_entropy_with_logits
 _ON_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
@@ -55,13 +53,13 @@ _ON_NUMBERS_CALLED = (
 
 @contextmanager
 def replaying() -> Iterator[None]:
-    """Gradients can be taken, whatever the caller switched off; the random state stays as it was."""
+    """Gradients work, whatever the caller switched off; the random state stays as it was."""
     with torch.inference_mode(False), torch.enable_grad(), TorchGuard():
         yield
 
 
 def compares_numbers(loss: Loss | None) -> bool:
-    """Is it a loss whose targets are numbers like the outputs, and any of them?"""
+    """Is it a loss whose targets are arbitrary numbers, like the outputs?"""
     return isinstance(loss, _ON_NUMBERS) or loss in _ON_NUMBERS_CALLED
 
 
@@ -70,7 +68,7 @@ def _is_binary(loss: Loss | None) -> bool:
 
 
 class LossKind(Enum):
-    """The losses that an update is explained by, in words."""
+    """The losses that may explain an update, in words."""
 
     TOLD = "the loss that was told"
     CROSS_ENTROPY = "cross-entropy"
@@ -88,14 +86,14 @@ class Fit:
     told: bool  # is it the loss that was told?
     labels: Tensor | None  # (b,) int64: the nearest label; None where targets are free
     matched: Tensor  # (b,) bool: is the sample's gradient the recovered one?
-    disagreements: tuple[str, ...]  # parts of the update that disagree, compared if all match
-    slopes: Tensor | None = None  # (b, outputs): free targets' gradients at the outputs
-    weights: Tensor | None = None  # (b,): of gradients, in units of what a batch of b would have
-    soft_error: Tensor | None = None  # (b,): how well soft labels' weights are known, relative
+    disagreements: tuple[str, ...]  # parts of the update that disagree; compared only if all match
+    slopes: Tensor | None = None  # (b, outputs): gradients at the outputs, where targets are free
+    weights: Tensor | None = None  # (b,): of gradients, in units of their weight in a batch of b
+    soft_error: Tensor | None = None  # (b,): relative error of soft labels' weights
 
     @property
     def compared(self) -> bool:
-        """Was the whole update compared, later layers among it?"""
+        """Was the whole update compared, later layers included?"""
         return self.replay.compared and bool(self.matched.all())
 
     @property
@@ -105,13 +103,13 @@ class Fit:
 
     @property
     def usable(self) -> bool:
-        """Does it explain most samples, and nothing of the update disagree?"""
+        """Does it explain most samples, with nothing in the update that disagrees?"""
         most = 2 * int(self.matched.sum()) > len(self.matched)
         return most and not self.disagreements
 
     @cached_property
     def dimensions(self) -> int:
-        """Of the gradients that samples with one ReLU pattern may have."""
+        """Dimensions of the gradients that samples with one ReLU pattern can have."""
         outputs = self.replay.outputs
         if self.slopes is not None:
             balanced = self.slopes.sum(1).abs() <= REPLAY_LIMIT * self.slopes.norm(dim=1)
@@ -134,19 +132,19 @@ class Fit:
 
     @property
     def weight_error(self) -> Tensor:
-        """How well `weights` are known (b,), relative: on both sides of a comparison."""
+        """Relative error of `weights` (b,), for both sides of a comparison."""
         return 2 * self.tolerance if self.soft_error is None else self.soft_error
 
     @cached_property
     def single_gradients(self) -> Tensor:
-        """dL/dz (b, m) of every sample with its label, each with a loss of its own."""
+        """dL/dz (b, m) of every sample with its label, each in a batch of its own."""
         assert self.labels is not None
         return self.replay.single_gradients(self.replay.Z, self.labels)
 
     def curvature(self, steps: Tensor) -> Tensor:
         """How fast each column of dL/dZ leaves the span of all (b,), for a step (b, m) of every z.
 
-        What stays in the span changes weights only, or mixes samples, which shows elsewhere.
+        What stays in the span only changes weights or mixes samples, which shows elsewhere.
         """
         replay = self.replay
         if self.labels is not None:
@@ -166,26 +164,22 @@ class Fit:
     # The same samples at another scale: x t, and so d / t.
 
     def off_at(self, scale: Tensor) -> Tensor:
-        """How far columns are off (b,) in units of their tolerance, if inputs are this times (b,)
-        larger.
-        """
+        """How far columns are off (b,), in units of their tolerance, with inputs this much larger."""
         replay = self.replay
         Z = replay.scaled(scale)
         if self.labels is None:
-            return torch.zeros_like(scale)  # a free gradient follows
+            return torch.zeros_like(scale)  # a free gradient adapts
         return replay.distance(Z, replay.D, self.labels[:, None])[:, 0] / self.tolerance
 
     def weights_at(self, scale: Tensor) -> Tensor | None:
-        """`weights` (b,) if inputs are this times (b,) larger."""
+        """`weights` (b,) with inputs this much larger (b,)."""
         if self.labels is None:
             return None
         Z = self.replay.scaled(scale)
         return self.replay.joint_weights(Z, self.replay.D / scale[:, None], self.labels)
 
     def update_off_at(self, scale: Tensor, *, biases: bool) -> float:
-        """How far later layers are off, in units of what is allowed, at another scale (b,) of
-        inputs.
-        """
+        """How far later layers are off, in units of what is allowed, with inputs this much larger."""
         replay = self.replay
         if not replay.compared:
             return 0.0
@@ -193,7 +187,7 @@ class Fit:
         return max((off for _, off, _ in self._off(total, biases)), default=0.0)
 
     def alone_off_at(self, scale: Tensor) -> Tensor:
-        """The same (b,) with one sample at another scale, the others as they are."""
+        """The same (b,) with one sample at another scale and the others as they are."""
         replay = self.replay
         here = self._totals(replay.Z, replay.D)
         there = self._totals(replay.scaled(scale), replay.D / scale[:, None])
@@ -205,7 +199,7 @@ class Fit:
         return torch.tensor(off, dtype=scale.dtype, device=scale.device)
 
     def _totals(self, Z: Tensor, D: Tensor) -> Tensor:
-        """The loss of every sample (b,), so weighed that its gradient is D."""
+        """The loss of every sample (b,), weighted so that its gradient is D."""
         replay = self.replay
         if self.labels is None:
             slopes, _ = replay.at_outputs(Z, D)
@@ -240,7 +234,7 @@ class Replay:
         self.bias = factors.bias
         self.Z = found.Z.clone()  # (b, m)
         self.D = (factors.L @ selection.Q).T  # (b, m)
-        # Neurons that were frozen or masked have no gradient, whatever the samples do.
+        # Frozen or masked neurons have no gradient, whatever the samples do.
         self.sent = None if selection.frozen is None else ~selection.frozen
         eps = factors.eps
         noise = (
@@ -260,14 +254,13 @@ class Replay:
         behind = found.view.network_behind()
         if isinstance(behind, Declined):
             return behind
-        if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in behind.modules()):
-            return Declined("dropout is active behind the layer, so its gradients are random")
-        if any(
-            isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in behind.modules()
-        ):
-            return Declined(
-                "batch norm behind the layer is in train mode, so samples act on each other"
-            )
+        for module in behind.modules():
+            if isinstance(module, nn.Dropout) and module.training and module.p > 0:
+                return Declined("dropout is active behind the layer, so its gradients are random")
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+                return Declined(
+                    "batch norm behind the layer is in train mode and couples the samples"
+                )
         network = copy.deepcopy(behind).to(device, torch.float64).requires_grad_(True)
         if isinstance(loss, nn.Module):
             loss = copy.deepcopy(loss).to(device, torch.float64)
@@ -284,9 +277,9 @@ class Replay:
         relative_error: Tensor,
         use: Callable[[Replay], T],
     ) -> T | Declined:
-        """What `use` makes of the replay, if it can be done; otherwise why not.
+        """What `use` makes of the replay; or why there is none.
 
-        The user's model and loss run here, and may raise anything: then there is no replay.
+        The user's model and loss run here and may raise anything: then there is no replay.
         """
         with replaying():
             try:
@@ -301,14 +294,14 @@ class Replay:
 
     @property
     def is_precise(self) -> bool:
-        """Is the update precise enough for a replay to agree or not?"""
+        """Is the update precise enough for a replay to tell?"""
         return float((self.rounding / ROUNDINGS + self.sample_tolerance).median()) <= REPLAY_LIMIT
 
     # The network.
 
     @property
     def compared(self) -> bool:
-        """Are there gradients of later layers to compare with, of these samples alone?"""
+        """Are there gradients of later layers to compare with, from these samples alone?"""
         return self.has_later and not (self.factors.zero_input or self.unscaled)
 
     @property
@@ -322,16 +315,16 @@ class Replay:
 
     @staticmethod
     def forward(network: nn.Module, Z: Tensor) -> Tensor:
-        """A network's outputs, a row a sample: tokens may come back in one long row."""
+        """A network's outputs, one row per sample: tokens may come back in one long row."""
         outputs: Tensor = network(Z)
         return outputs if outputs.ndim and len(outputs) == len(Z) else outputs.reshape(len(Z), -1)
 
     def scaled(self, scale: Tensor) -> Tensor:
-        """Preactivations (b, m) of inputs this times (b,) larger."""
+        """Preactivations (b, m) of inputs this much larger (b,)."""
         return (self.Z - self.bias) * scale[:, None] + self.bias
 
     def jacobians(self, Z: Tensor) -> Tensor:
-        """Of the network's outputs at every z, (k, outputs, m), where neurons sent a gradient."""
+        """Jacobians of the outputs at every z, (k, outputs, m), in neurons that sent a gradient."""
         with torch.enable_grad():
             leaf = Z.detach().requires_grad_()
             outputs = self.run(leaf).sum(0)  # samples do not act on each other
@@ -340,9 +333,9 @@ class Replay:
         return J if self.sent is None else J * self.sent
 
     def at_outputs(self, Z: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients at the outputs (k, outputs), and how far J^T of them is from D, relatively (k,)."""
+        """Gradients at the outputs (k, outputs), and how far J^T of them is from D, relative (k,)."""
         J = self.jacobians(Z).transpose(1, 2)  # (k, m, outputs)
-        # By QR, column by column scaled: a vanishing column of J takes nothing.
+        # By QR, with scaled columns: a vanishing column of J takes nothing.
         lengths = J.norm(dim=1, keepdim=True).clamp_min(1e-300)
         Q, R = torch.linalg.qr(J / lengths)
         small = R.diagonal(dim1=1, dim2=2).abs() <= 1e-10
@@ -355,9 +348,9 @@ class Replay:
     def slope_change(self, moved: Tensor, fit: Fit) -> Tensor:
         """How gradients at the outputs change as these move (b, outputs), where targets are free.
 
-        Soft or several labels give a weight, and with it the curvature. Squared error that was told has
-        its own, up to a factor of the whole update that nothing shows: it is taken for smaller where
-        outputs would be nearer to their targets than they are large. Any other loss may have none.
+        Soft or several labels give a weight, and with it the curvature. Squared error, if told, has its
+        own up to a factor of the whole update that nothing shows; it is taken to be smaller where
+        outputs would be closer to their targets than they are large. Any other loss may have none.
         """
         assert fit.slopes is not None
         with torch.no_grad():
@@ -390,9 +383,7 @@ class Replay:
         return self._with_disagreements(fit)
 
     def with_free_targets(self, kind: LossKind, told: bool) -> Fit | None:
-        """How a loss whose gradient at the outputs can be anything does; None where that says
-        nothing.
-        """
+        """How a loss with any gradient at the outputs explains them; None where that says nothing."""
         if _NEURONS_PER_OUTPUT * self.outputs > int((self.D != 0).any(0).sum()):
             return None
         slopes, off = self.at_outputs(self.Z, self.D)
@@ -403,7 +394,7 @@ class Replay:
         return self._with_disagreements(fit if told or fit.weights is not None else self._soft(fit))
 
     def _several_labels(self, fit: Fit) -> Fit:
-        """The same with weights, if every output has a label of its own, zero or one.
+        """The same with weights, if every output has its own label, zero or one.
 
         s = w (sigma - y), sigma the logistic function: y is one where s is negative, and w is the same
         for all outputs.
@@ -425,11 +416,11 @@ class Replay:
         )
 
     def _soft(self, fit: Fit) -> Fit:
-        """The same with weights, if targets are those of cross-entropy with labels smoothed or mixed.
+        """The same with weights, if targets are those of cross-entropy with smoothed or mixed labels.
 
-        s = w (p - t), p the softmax, and t is one number but for two classes at most: those that s
-        pulls up most. So p = t + s / w is a straight line over all other classes, whose slope gives
-        w.
+        s = w (p - t), p the softmax, and t is one number except for at most two classes, those that
+        s pulls up most. So p = t + s / w is a straight line over all other classes, and its slope
+        gives w.
         """
         assert fit.slopes is not None
         s = fit.slopes
@@ -441,9 +432,8 @@ class Replay:
         p, s = p[others].view(len(s), -1), s[others].view(len(s), -1)
         p, s = p - p.mean(1, keepdim=True), s - s.mean(1, keepdim=True)
         per_weight = (p * s).sum(1) / s.square().sum(1)  # 1 / w
-        rounding = (self.rounding + self.sample_tolerance).clamp_max(
-            REPLAY_LIMIT
-        ) * fit.slopes.norm(dim=1)
+        rounding = (self.rounding + self.sample_tolerance).clamp_max(REPLAY_LIMIT)
+        rounding = rounding * fit.slopes.norm(dim=1)
         off = (p - per_weight[:, None] * s).norm(dim=1)
         straight = off <= rounding * per_weight.abs() + self.rounding
         if not bool((straight & (per_weight > 0))[fit.matched].all()):
@@ -455,7 +445,7 @@ class Replay:
         )
 
     def _with_disagreements(self, fit: Fit) -> Fit:
-        """The same, with the parts of the update that disagree, where all samples match."""
+        """The same with the parts of the update that disagree, if all samples match."""
         if not fit.compared:
             return fit
         off = fit._off(fit._total(self.Z, self.D), True)
@@ -478,11 +468,8 @@ class Replay:
             open_ = residual > self.tolerance(labels)
             if not bool(open_.any()):
                 break
-            size = (
-                self.relative_error[open_, None]
-                * _NEIGHBOUR_ERRORS**growth
-                * recovered.abs().mean()
-            )
+            size = self.relative_error[open_, None] * _NEIGHBOUR_ERRORS**growth
+            size = size * recovered.abs().mean()
             step = torch.randn(len(size), self.Z.shape[1], generator=generator).to(self.Z)
             neighbours = recovered[open_] + size * step
             tried, distance = self.nearest_labels(neighbours, self.D[open_])
@@ -494,25 +481,21 @@ class Replay:
         return self._within_rounding(labels, matched)
 
     def _within_rounding(self, labels: Tensor, matched: Tensor) -> tuple[Tensor, Tensor]:
-        """Match samples that the network is sure of: little but rounding is left of their gradient.
+        """Match samples that the network is sure of, whose gradient is little more than rounding.
 
-        With 1 - p = 1e-6, float32 computes p - 1 to one digit, and dL/dz = J^T (p - e) points
-        elsewhere than an exact replay does. But it is J^T of something, and that is p - e up to a
-        rounding of one, once divided by what the other samples were multiplied with.
+        With 1 - p = 1e-6, float32 computes p - 1 to one digit, and dL/dz = J^T (p - e) points elsewhere
+        than in an exact replay. But it is J^T of something, and that is p - e up to a rounding of one,
+        once divided by the factor of the other samples.
         """
         open_ = (~matched).nonzero().flatten().tolist()
-        if (
-            not open_
-            or not bool(matched.any())
-            or _NEURONS_PER_OUTPUT * self.outputs > self.D.shape[1]
-        ):
+        solvable = _NEURONS_PER_OUTPUT * self.outputs <= self.D.shape[1]
+        if not open_ or not bool(matched.any()) or not solvable:
             return labels, matched
         common = float(self.single_weights(labels)[matched].median())
         at_outputs, off = self.at_outputs(self.Z[open_], self.D[open_])
         for k, i in enumerate(open_):
-            slopes = self._slopes(
-                self.forward(self.network, self.Z[i : i + 1]).detach(), single=True
-            )
+            outputs = self.forward(self.network, self.Z[i : i + 1]).detach()
+            slopes = self._slopes(outputs, single=True)
             label = (at_outputs[k] / common - slopes).abs().amax(1).argmin()
             rounding = (at_outputs[k] / common - slopes[label]).abs().max()
             if float(off[k]) <= REPLAY_LIMIT and float(rounding) <= self.rounding:
@@ -522,7 +505,7 @@ class Replay:
     def _slopes(self, outputs: Tensor, *, single: bool = False) -> Tensor:
         """The loss's gradient at the outputs of one sample (1, ...), for every label (labels, outputs).
 
-        Up to a factor that all share, unless each is to be a batch of its own.
+        Up to a common factor, unless each is to be a batch of its own.
         """
         leaf = outputs.expand(self.classes, *outputs.shape[1:]).detach().requires_grad_()
         every = torch.arange(self.classes, device=outputs.device)
@@ -536,23 +519,19 @@ class Replay:
         return slopes.flatten(1)
 
     def across_thresholds(self, i: int, label: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """A neighbour of sample i with hidden neurons on the side that the client's rounding put them.
+        """A neighbour of sample i, with hidden neurons where the client's rounding put them.
 
-        Of the neurons whose preactivation is zero to rounding, each is tried on its other side, by the
-        smallest step of z that takes it there; what brings the gradient nearer is kept.
+        Each neuron whose preactivation is zero to rounding is tried on its other side, by the smallest
+        step of z that gets there; what brings the gradient closer is kept.
         """
         z, target = self.Z[i : i + 1], self.D[i : i + 1]
+        reach = max(_NEAR_THRESHOLD, _NEIGHBOUR_ERRORS * float(self.relative_error[i]))
         for _ in range(MOST_FLIPS):
-            steps = smallest_steps(
-                self.network,
-                z,
-                max(_NEAR_THRESHOLD, _NEIGHBOUR_ERRORS * float(self.relative_error[i])),
-            )
+            steps = smallest_steps(self.network, z, reach)
             if not len(steps):
                 break
-            near = self.distance(
-                z + steps, target.expand(len(steps), -1), label.expand(len(steps), 1)
-            )[:, 0]
+            count = len(steps)
+            near = self.distance(z + steps, target.expand(count, -1), label.expand(count, 1))[:, 0]
             best = int(near.argmin())
             if not float(near[best]) < float(residual):
                 break
@@ -560,7 +539,7 @@ class Replay:
         return z[0], residual
 
     def tolerance(self, labels: Tensor) -> Tensor:
-        """How far a true sample's replayed gradient may be off, relative to its length, (b,)."""
+        """How far a true sample's replayed gradient may be off (b,), relative to its length."""
         with torch.enable_grad():
             outputs = self.forward(self.network, self.Z).detach().requires_grad_()
             losses = self.single_losses(outputs, labels)
@@ -571,16 +550,14 @@ class Replay:
 
     @property
     def free_target_tolerance(self) -> Tensor:
-        """The same (b,) where targets are free: rounding is a share of the gradient, whatever the
-        loss.
-        """
+        """The same (b,) where targets are free: rounding is a share of the gradient."""
         tolerance: Tensor = (2 * self.rounding + self.sample_tolerance).clamp_max(REPLAY_LIMIT)
         return tolerance
 
     def nearest_labels(self, Z: Tensor, D: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """For rows of Z (k, m): the label whose gradient points along D, and how far off it is.
 
-        The likeliest label is tried first; where its gradient is not the recovered one, all are.
+        The likeliest label is tried first; if its gradient is not the recovered one, all are.
         """
         D = self.D if D is None else D
         labels = self._likeliest(Z, D)
@@ -596,13 +573,13 @@ class Replay:
     def _likeliest(self, Z: Tensor, D: Tensor) -> Tensor:
         """The label whose loss gradient at the outputs lies along J d, J the network's Jacobian.
 
-        d = J^T (dL/doutput) up to scale, so J d = J J^T (dL/doutput), which is nearest to it.
+        d = J^T (dL/doutput) up to scale, so J d = J J^T (dL/doutput), which is closest to it.
         """
         try:
             _, moved = torch.autograd.functional.jvp(self.network, Z.detach(), D)  # type: ignore[no-untyped-call]
         except (RuntimeError, NotImplementedError):
-            # A layer without a second derivative: nothing is known, so every label will be tried. An
-            # error that is more than that comes up again there, in the first derivative.
+            # A layer without a second derivative: every label will be tried. If there is more wrong
+            # than that, the first derivative raises it again there.
             return torch.zeros(len(Z), dtype=torch.int64, device=Z.device)
         with torch.no_grad():
             outputs = self.forward(self.network, Z)
@@ -623,7 +600,7 @@ class Replay:
         return relative.nan_to_num(torch.inf)
 
     def gradient(self, Z: Tensor, labels: Tensor) -> Tensor:
-        """dL/dz of each row on its own (the loss is a sum or mean over rows), up to a common factor."""
+        """dL/dz of each row (the loss is a sum or mean over rows), up to a common factor."""
         with torch.enable_grad():
             leaf = Z.detach().requires_grad_()
             total = self.total(self.network, leaf, labels)
@@ -637,21 +614,21 @@ class Replay:
         return value
 
     def single_weights(self, labels: Tensor) -> Tensor:
-        """What each sample's gradient was multiplied with (b,): 1/b for a mean, or its clipping."""
+        """What each sample's gradient was multiplied by (b,): 1/b for a mean, or less by clipping."""
         s = self.single_gradients(self.Z, labels)
         return (s * self.D).sum(1) / s.square().sum(1)
 
     def joint_weights(self, Z: Tensor, D: Tensor, labels: Tensor) -> Tensor:
-        """The same (b,) in units of what the loss of all samples together, as a batch, gives each.
+        """The same (b,) in units of what the loss of all samples as one batch gives each.
 
-        One for all: the batch holds these samples and no other. So class weights are divided out.
+        All ones: the batch holds these samples and no others. Class weights are divided out.
         """
         s = self.gradient(Z, labels)
         weights: Tensor = (s * D).sum(1) / s.square().sum(1)
         return weights
 
     def single_gradients(self, Z: Tensor, labels: Tensor) -> Tensor:
-        """dL/dz (b, m) of every sample, each with a loss of its own."""
+        """dL/dz (b, m) of every sample, each in a batch of its own."""
         with torch.enable_grad():
             leaf = Z.detach().requires_grad_()
             outputs = self.forward(self.network, leaf)
@@ -661,7 +638,7 @@ class Replay:
     def single_losses(self, outputs: Tensor, labels: Tensor) -> list[Tensor]:
         """The loss of every sample in a batch of its own, so that a mean divides by one.
 
-        The network runs all samples at once: one by one, its weights go through memory b times.
+        The network ran all samples at once: one by one, its weights would pass through memory b times.
         """
         rows = [outputs[i : i + 1] for i in range(len(outputs))]
         return [
@@ -670,7 +647,7 @@ class Replay:
         ]
 
     def as_targets(self, labels: Tensor, outputs: Tensor) -> Tensor:
-        """Labels (k,) as the loss takes them: class indices, or numbers of the shape of one output."""
+        """Labels (k,) as the loss takes them: class indices, or numbers shaped like one output."""
         return labels if self.outputs > 1 else labels.to(outputs).view(outputs.shape)
 
     # Later layers.
@@ -678,9 +655,7 @@ class Replay:
     def compare(
         self, total: Tensor, limit: float, *, biases: bool = True
     ) -> list[tuple[str, float, float]]:
-        """Parameters behind the layer: name, how far off in units of what is allowed, and of its
-        norm.
-        """
+        """Parameters behind the layer: name, error in units of what is allowed, and of its norm."""
         others = self.factors.view.others
         parameters = {
             n: p
@@ -699,13 +674,13 @@ class Replay:
             size = max(float(seen.norm()), float(computed.norm()))
             rounded = (
                 torch.finfo(others[name].dtype).eps * size
-            )  # it may be coarser than the layer's
+            )  # coarser than the layer's, perhaps
             allowed = limit * size + rounded + self._unexplained(parameter, size)
             found.append((name, distance / max(allowed, 1e-300), distance / max(size, 1e-300)))
         return found
 
     def _unexplained(self, parameter: Tensor, size: float) -> float:
-        """What noise, and the rounding of weights that were subtracted, add to a gradient's error."""
+        """What noise, and the rounding of subtracted weights, add to a gradient's error."""
         noise = LATER_NOISE * self.factors.noise * math.sqrt(parameter.numel())
         noise = min(noise, LATER_NOISE_LIMIT * size)
         view = self.factors.view
@@ -720,8 +695,7 @@ def fit_losses(
 ) -> Fit | Declined:
     """The first loss that explains the update: the one told, cross-entropy, or any with free targets.
 
-    Of several that do not explain all of it, the one that matches most samples. Why there is no
-    replay, if the model cannot be run.
+    If none explains all of it, the one that matches most samples. If the model cannot be run, why.
     """
     tried: list[Fit] = []
     declined: list[Declined] = []

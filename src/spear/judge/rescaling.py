@@ -1,13 +1,13 @@
 """The scale of noisy samples, and their labels, from the network behind the layer.
 
-Under noise a direction is well known: hundreds of rows fix it. Its scale hangs on the bias gradient
-alone, one number with the noise of one pixel, and that doubles the error of every recovered input.
-But with the model at hand the length of a sample's gradient can be computed: it is |dL/dz| at the
-recovered z, times what the batch was divided by, times what clipping left of it.
+Hundreds of rows fix a direction, even under noise. Its scale depends on the bias gradient alone, one
+number with the noise of one pixel, and that doubles the error of every recovered input. With the model,
+the length of a sample's gradient can be computed instead: |dL/dz| at the recovered z, times the weight
+of a sample in the batch (1/b for a mean), times what clipping left of it.
 
-dL/dz jumps wherever a hidden neuron changes sides, and z is uncertain. So z is first moved, within
-its error, to where the network's gradient points along the recovered one, through ReLUs that are as
-soft as their inputs are uncertain.
+dL/dz jumps wherever a hidden neuron changes sides, and z is uncertain. So z is first moved, within its
+error, to where the network's gradient points along the recovered one, through ReLUs that are as soft as
+their inputs are uncertain.
 """
 
 from __future__ import annotations
@@ -36,15 +36,13 @@ _LEAST_COSINE = 0.9
 _LENGTH_ERROR = 0.3  # error of a gradient's length, in units of how far its direction is off
 _LENGTH_SPREAD = 0.3  # of the lengths of ordinary inputs, relative
 _LARGEST_DEVIATION = 2.5  # mean squared deviation up to which weights follow a rule
-_EVIDENCE = (
-    4.0  # squared deviations by which clipping must explain more than a mean: 2 standard errors
-)
+_EVIDENCE = 4.0  # squared deviations by which clipping must beat a mean: 2 standard errors
 _LEVELS = 512  # of clipping that are tried, between the smallest and the largest norm
 
 
 @dataclass(frozen=True, eq=False)
 class Rescaled:
-    """A selection whose samples have the length that the network gives them."""
+    """A selection whose samples have the length the network gives them."""
 
     selection: Selection
     labels: Tensor  # (b,) int64, -1 where no label's gradient points along the recovered one
@@ -52,7 +50,7 @@ class Rescaled:
 
 
 def rescale(factors: Factors, selection: Selection, loss: Loss | None) -> Rescaled | Declined:
-    """Replace the scale that the bias gradient gives by the network's; or why not."""
+    """Replace the bias gradient's scale by the network's; or say why not."""
     if compares_numbers(loss):
         return Declined("the loss has no labels")
     if not factors.protocol.one_step:
@@ -70,10 +68,10 @@ class _Rescaling:
         self.factors, self.replay = factors, replay
         self.off = torch.ones(replay.D.T.shape, dtype=torch.bool, device=replay.D.device)
         self.off[factors.live_rows] = selection.directions.zeros
-        # The bias gradient may be so noisy that even the sign it gives is wrong; the pattern knows.
+        # The bias gradient may be so noisy that even its sign is wrong; the pattern knows the sign.
         Wx = replay.Z - replay.bias
         side = torch.where(self.off.T, -Wx, Wx).sum(1).sign()  # (b,)
-        # Noise of one input, and so of the scale: the bias gradient is one more input, of value 1.
+        # Noise of one input, and so of the scale: the bias gradient acts as one more input, of value 1.
         noise = factors.noise * (selection.C / factors.singular_values).norm(dim=1)  # (b,)
         prior = _ordinary(selection.C.square().sum(1), noise, factors.n) * side
         self.selection = dataclasses.replace(
@@ -81,9 +79,8 @@ class _Rescaling:
         )
         self.Wx, self.D = Wx / prior[:, None], replay.D * prior[:, None]  # (b, m)
         self.error = noise / prior.abs()  # of an input, (b,)
-        self.scale_error = (
-            noise.pow(-2) + _LENGTH_SPREAD**-2
-        ).rsqrt()  # of the scale, relative, (b,)
+        # Of the scale, relative (b,).
+        self.scale_error = (noise.pow(-2) + _LENGTH_SPREAD**-2).rsqrt()
 
     def run(self) -> Rescaled:
         labels, _ = self.replay.nearest_labels(self._sided(self.Wx + self.replay.bias), self.D)
@@ -91,37 +88,33 @@ class _Rescaling:
         found = cos.nan_to_num(0.0) >= _LEAST_COSINE  # a gradient that has vanished points nowhere
         length = self.replay.single_gradients(z, labels).norm(dim=1)
         length = torch.where(found, length, 1.0)
-        # What each sample's gradient was multiplied with, with the error of its scale.
+        # What each sample's gradient was multiplied by, with the error of its scale.
         ratio = scale * self.D.norm(dim=1) / length
         length_error = _LENGTH_ERROR * (2 - 2 * cos).clamp_min(0).sqrt()
         length_error = torch.where(found, length_error, torch.inf)
         weight, remark = self._weights(ratio, labels, length_error, scale, z)
-        # By the rule or by the bias gradient, each as far as its error allows.
+        # By the rule or by the bias gradient, weighted by their errors.
         trust = self.scale_error.square() / (self.scale_error.square() + length_error.square())
         scale = torch.where(found, scale * (weight / ratio) ** trust, 1.0)
         rescaled = dataclasses.replace(
             self.selection, Q=self.selection.Q * scale, C=self.selection.C / scale[:, None]
         )
         if not bool(found.all()):
-            lost = int((~found).sum())
-            words = f"{lost} of {len(found)} samples have no label, and their scale is rough"
+            words = f"{int((~found).sum())} of {len(found)} samples have no label and a rough scale"
             remark = "; ".join(filter(None, [remark, words]))
         return Rescaled(rescaled, torch.where(found, labels, -1), remark)
 
     def _sided(self, z: Tensor) -> Tensor:
-        """Preactivations (b, m), on the side of zero that the pattern says."""
+        """Preactivations (b, m), on the side of zero that the pattern gives."""
         return torch.where(self.off.T, -z.abs(), z.abs())
 
     def _moved(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z (b, m) and scale (b,), moved within their error, and the gradient's cos (b,).
 
-        The scale counts: it moves z against the biases of all layers.
+        The scale matters: it moves z relative to the biases of all layers.
         """
         lengths = torch.linalg.vector_norm(self.factors.view.weight.detach(), dim=1).to(self.Wx)
-        z_error, scale_error = (
-            self.error[:, None] * lengths,
-            self.scale_error[:, None],
-        )  # (b, m), (b, 1)
+        z_error, scale_error = self.error[:, None] * lengths, self.scale_error[:, None]
         network, relus = soften(self.replay.network)
         step = torch.zeros_like(self.Wx).requires_grad_()
         stretch = torch.zeros_like(scale_error).requires_grad_()
@@ -153,16 +146,16 @@ class _Rescaling:
     def _weights(
         self, ratio: Tensor, labels: Tensor, length_error: Tensor, scale: Tensor, z: Tensor
     ) -> tuple[Tensor, str]:
-        """What the samples' gradients were multiplied with (b,): one number, or clipped at a norm.
+        """What the samples' gradients were multiplied by (b,): one number, or clipped at a norm.
 
-        The ratios show it with the error of the bias gradient's scale; a rule with one or two numbers
+        The ratios show it with the error of the bias gradient's scale; a rule of one or two numbers
         that explains them all is far more precise.
         """
         if not bool(length_error.isfinite().any()):
             return ratio, "no label's gradient points along a recovered one"
         trust = 1 / (self.scale_error.square() + length_error.square())
         rules = [torch.zeros_like(ratio)]
-        if self.factors.view.reads_data:  # else layers before this one count for the norm
+        if self.factors.view.reads_data:  # otherwise earlier layers add to the norm
             rules += _clipping(self._norms(labels, scale, z))
         fits = [_common(ratio.log() - rule, trust) for rule in rules]
         best = min(range(len(rules)), key=lambda i: fits[i][0])
@@ -171,10 +164,10 @@ class _Rescaling:
         misfit, common = fits[best]
         if misfit > _LARGEST_DEVIATION * int(length_error.isfinite().sum()):
             return ratio, (
-                "the weights of the samples follow no rule that is known (not a mean, not clipping "
-                "by norm), so scales are those of the bias gradient, and rough"
+                "the weights of the samples follow no rule that is known (neither a mean nor "
+                "clipping by norm), so their scales come from the bias gradient and are rough"
             )
-        remark = "the weights of the samples are those of clipping by their norm" if best else ""
+        remark = "the samples were weighted as clipping by their norm does" if best else ""
         return (rules[best] + common).exp(), remark
 
     def _norms(self, labels: Tensor, scale: Tensor, z: Tensor) -> Tensor:
@@ -193,7 +186,7 @@ class _Rescaling:
 
 
 def _widths(network: nn.Module, relus: list[SoftRelu], z: Tensor, error: Tensor) -> list[Tensor]:
-    """How uncertain the inputs of each ReLU are, a number per sample (b, 1, ...)."""
+    """How uncertain the inputs of each ReLU are, one number per sample (b, 1, ...)."""
     generator = torch.Generator().manual_seed(0)
     variances = [torch.zeros(()).to(z) for _ in relus]
     with torch.no_grad():
@@ -209,9 +202,9 @@ def _widths(network: nn.Module, relus: list[SoftRelu], z: Tensor, error: Tensor)
 
 
 def _ordinary(squares: Tensor, noise: Tensor, inputs: int) -> Tensor:
-    """What inputs with these squared lengths (b,) are divided by, to draw the roughest to the usual.
+    """What to divide inputs of these squared lengths (b,) by, to pull the roughest to the usual.
 
-    Where the bias gradient hardly tells a scale, the lengths of the batch's other samples do.
+    Where the bias gradient hardly gives a scale, the lengths of the other samples do.
     """
     lengths = (squares - inputs * noise.square()).clamp_min(1e-3 * squares)
     sure = noise <= noise.median()
@@ -221,7 +214,7 @@ def _ordinary(squares: Tensor, noise: Tensor, inputs: int) -> Tensor:
 
 
 def _common(logs: Tensor, trust: Tensor) -> tuple[float, Tensor]:
-    """How badly one number explains the logs (b,), in squared deviations, and that number."""
+    """How badly one number explains the logs (b,), in squared deviations; and that number."""
     mean = (trust * logs).sum() / trust.sum()
     return float((trust * (logs - mean).square()).sum()), mean
 

@@ -1,8 +1,8 @@
-"""What else could explain the update: one function a rival explanation, with its statement.
+"""What else could explain the update: one function per rival explanation.
 
-A replay shows that an explanation fits. A proof needs that no other one does. Each function here names
-one way in which the same update could have come from other data, tries it with numbers, and rules for
-which samples it fails. `certify` composes them.
+A replay shows that an explanation fits; a proof needs that no other one does. Each function here names
+one way in which other data could have produced the same update, tries it numerically, and rules for
+which samples it fails. `certify` combines the rulings.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ NOT_SCALED = "the update was not scaled as a whole"
 GENERAL_POSITION = "no two samples with free targets have parallel gradients"
 
 _ANY_SCALE = (
-    "would fit as well at another scale: nothing but the bias gradient fixes it, and that may have "
-    "been scaled apart from the weights'"
+    "would fit as well at another scale. Only the bias gradient fixes the scale, and it may have been "
+    "scaled apart from the weights'"
 )
 _MAY_BE_SEVERAL = (
-    "may be several samples in one trace: weights do not show single samples, or these would merge "
-    "unseen. Tell samples=, if the number is known"
+    "may be several samples in one trace. Give samples= if you know how many there are: their weights "
+    "do not show it"
 )
 
 
@@ -55,20 +55,20 @@ class Ruling:
 
     cause: Cause
     excluded: Tensor  # (b,) bool
-    words: str  # what it would be, of the others
+    words: str  # what may be true of the others
     assumptions: tuple[str, ...] = ()  # what the exclusion rests on and cannot test
     missing: str = ""  # what else must have been in the batch, in words
 
 
 def mix(found: Recovered, fit: Fit | None) -> Ruling:
-    """Could a part of another sample sit in this one?
+    """Could part of another sample be in this one?
 
-    A direction is a sample's own if the rows in which the sample is off, zero AND of negative
-    preactivation, have no other kernel: then noise leaves a share of other samples that is small
-    (`mixing_errors`). It must be held by more rows than it was solved for, or by the replay. If a
-    direction of the batch is wrong, it is a mix, and spoils those samples it mixes: only samples
-    that provably are not in it stay. Zeros by cancellation do not count: with one output, d_i / s_i
-    - d_j / s_j vanishes wherever both are on, and holds both.
+    A direction is a sample's own if the rows in which the sample is off, zero AND with a negative
+    preactivation, have no other kernel: then noise leaves only a small share of other samples
+    (`mixing_errors`). More rows than it was solved for must hold it, or the replay. A wrong
+    direction is a mix and spoils the samples it mixes: only samples that are provably not in it
+    remain. Zeros by cancellation do not count: with one output, d_i / s_i - d_j / s_j vanishes
+    wherever both are on, and holds both.
     """
     selection = found.selection
     sound = signs_hold(found)
@@ -85,17 +85,16 @@ def mix(found: Recovered, fit: Fit | None) -> Ruling:
     return Ruling(
         Cause.MIXED,
         sound,
-        "break a necessary condition, or may hold parts of others (a direction is wrong, or dropout, "
-        "other weights or another activation than ReLU shape the gradient)",
+        "may hold parts of others. Likely causes: a wrong direction, dropout, weights of another "
+        "round, or an activation other than ReLU",
     )
 
 
 def _is_determined_redundantly(found: Recovered, determined: Tensor) -> Tensor:
-    """Which of the directions that are not determined (b,) their rows that are off hold, whichever is
-    left out.
+    """Undetermined directions (b,) that their rows that are off still hold, whichever is left out.
 
-    Those of near-duplicates hold what these span together: noise keeps their rows from being quite
-    free in a second direction, and counts for nothing.
+    The rows of near-duplicates hold what these span together; that noise keeps such rows from leaving a
+    second direction quite free counts for nothing.
     """
     selection, held = found.selection, found.confirmed_zero_rows
     side = selection.directions.side
@@ -111,19 +110,20 @@ def _is_determined_redundantly(found: Recovered, determined: Tensor) -> Tensor:
 
 
 def _is_determined(found: Recovered) -> Tensor:
-    """Per sample (b,): do the rows that are off leave no share of another that would be seen?"""
+    """Per sample (b,): do the rows that are off leave no visible share of another sample?"""
     share = (found.mixing_errors * found.distances).nan_to_num(0.0).norm(dim=1)
     level = found.sizes.clamp_min(found.value_range)
-    # Whether the error is small enough to be called exact is asked elsewhere; this is ten times that.
+    # Whether the error is small enough to be called exact is asked elsewhere; this allows ten times it.
     held: Tensor = share <= MARGIN * EXACT_ERROR * level
     return held
 
 
 def unmixed(found: Recovered, sound: Tensor) -> Tensor:
-    """Which samples hold nothing of the directions that turned out wrong.
+    """Which samples are no part of the directions that turned out wrong.
 
-    Where the wrong direction is zero, its own preactivation says so, and a sample is not zero, the
-    sample is not in the mix: unless those zeros are just what the direction was solved for.
+    If the wrong direction is zero in a row, its own preactivation agrees, and a sample is not zero
+    there, then the sample is not in the mix, unless those zeros are just what the direction was
+    solved for.
     """
     selection, side = found.selection, found.selection.directions.side
     D = (side.basis @ selection.directions.vectors).abs()  # (rows, b), unit directions
@@ -144,17 +144,18 @@ def unmixed(found: Recovered, sound: Tensor) -> Tensor:
 def scale(found: Recovered, fit: Fit | None) -> Ruling:
     """Would the same inputs, larger or smaller, explain the update as well?
 
-    x t with d / t gives the same dL/dW. The bias gradient fixes t, if it was scaled as the weights'
-    was. Behind the layer t shows where the network is not homogeneous: in the direction of a labelled
-    gradient (softmax of other outputs), in weights that are even at one scale only, in the gradients of
-    later layers. The fit must break at t = 1 +- what is claimed: for all samples together with the
-    biases of all layers scaled alike (a learning rate of their own), and for each sample alone.
+    x t with d / t gives the same dL/dW. The bias gradient fixes t if it was scaled like the
+    weights'. Behind the layer, t shows wherever the network is not homogeneous: in the direction of
+    a labelled gradient (softmax of other outputs), in weights that are equal at one scale only, in
+    the gradients of later layers. The fit must break at t = 1 +- what is claimed, both for all
+    samples together with the biases of all layers scaled alike (a learning rate of their own), and
+    for each sample alone.
     """
     if fit is None or found.selection.directions.side.name != "outputs":
         everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
         view = found.view
         homogeneous = view.model is not None and not bool(view.bias.any())
-        fixed = not (homogeneous or found.factors.zero_input)  # a zero input is a guess here
+        fixed = not (homogeneous or found.factors.zero_input)  # a zero input is only a guess here
         return Ruling(Cause.SCALE, everyone & fixed, _ANY_SCALE, (SCALED_ALIKE,))
     own = (EXACT_ERROR * found.value_range / found.sizes).clamp_max(0.5)  # claimed, relative
     alone = (fit.off_at(1 + own) > 1) & (fit.off_at(1 - own) > 1)
@@ -167,15 +168,11 @@ def scale(found: Recovered, fit: Fit | None) -> Ruling:
         if pinned and fit.agrees and not bool(alone.all()):
             off = torch.stack([fit.alone_off_at(1 + own), fit.alone_off_at(1 - own)])
             alone = alone | (off > 1).all(0)
-    return Ruling(
-        Cause.SCALE,
-        alone & pinned,
-        _ANY_SCALE,
-    )
+    return Ruling(Cause.SCALE, alone & pinned, _ANY_SCALE)
 
 
 def _scale_is_identified(fit: Fit, steps: list[Tensor]) -> bool:
-    """Is the scale of all samples together fixed, by any of the three?"""
+    """Is the scale of all samples together fixed by directions, weights or later layers?"""
     directions = all(bool((fit.off_at(t) > 1)[fit.matched].any()) for t in steps)
     return (
         directions or _identified_by_weights(fit, steps) or _identified_by_later_layers(fit, steps)
@@ -183,14 +180,14 @@ def _scale_is_identified(fit: Fit, steps: list[Tensor]) -> bool:
 
 
 def _weights_equal(fit: Fit, weights: Tensor) -> tuple[bool, bool]:
-    """Are weights (b,) one for all, and all the same, to the precision they are known with?"""
+    """Are weights (b,) all one, and all the same, as far as they are known?"""
     known, tolerance = weights[fit.matched], fit.weight_error[fit.matched]
     ones = bool(((known - 1).abs() <= tolerance).all())
     return ones, bool(((known / known.median() - 1).abs() <= tolerance).all())
 
 
 def _identified_by_weights(fit: Fit, steps: list[Tensor]) -> bool:
-    """Are the weights even here, and not at another scale?"""
+    """Are the weights equal here, and at no other scale?"""
     if fit.weights is None or fit.labels is None or not bool(fit.matched.any()):
         return False
     ones, same = _weights_equal(fit, fit.weights)
@@ -204,14 +201,12 @@ def _identified_by_weights(fit: Fit, steps: list[Tensor]) -> bool:
 
 
 def _identified_by_later_layers(fit: Fit, steps: list[Tensor]) -> bool:
-    """Do later weights break at another scale? Their biases may have been scaled as this layer's
-    was.
-    """
+    """Do later weights break at another scale? (Biases may have been scaled as this layer's was.)"""
     return fit.agrees and all(fit.update_off_at(t, biases=False) > 1 for t in steps)
 
 
 def _alone_by_weight(fit: Fit, own: Tensor) -> Tensor:
-    """Per sample (b,): is its weight that of others, and would not be at a scale of its own?"""
+    """Per sample (b,): is its weight that of others, and would it not be at a scale of its own?"""
     if fit.weights is None or fit.labels is None:
         return torch.zeros_like(fit.matched)
     tolerance = fit.weight_error
@@ -228,35 +223,34 @@ def _alone_by_weight(fit: Fit, own: Tensor) -> Tensor:
 def merge(found: Recovered, fit: Fit | None) -> Ruling:
     """Could this trace be two or more samples?
 
-    Samples that switch on the same neurons have gradients in a space of as many dimensions as the
-    outputs can vary. One dimension (one output, two classes): all of them merge, at any distance, into
-    one trace at a weighted mean. More: samples with one label merge as far as the part of their
-    difference that no single sample explains, a product of two small steps, stays below the noise
+    Samples that switch on the same neurons have gradients in a space with as many dimensions as the
+    outputs can vary in. In one dimension (one output, two classes) all of them merge, at any distance,
+    into one trace at a weighted mean. In more, samples with the same label merge as long as the part of
+    their difference that no single sample explains, a product of two small steps, stays below the noise
     (`merge_radius`). What merges weighs more than one sample. So a merge is excluded where
 
     - as many samples were told as there are traces;
-    - or it could be of samples only that are all the returned one, to the claimed error;
-    - or weights are those of single samples: equal, or as clipping by norm makes them. If near-
-      duplicates alone can merge, that takes a near-duplicate for every one of them, which is
-      assumed away. If others can, it takes equal numbers everywhere, which is a coincidence whose
-      chance is computed.
+    - or only samples could merge that all equal the returned one, to the claimed error;
+    - or weights are those of single samples: equal, or as clipping by norm makes them. If only
+      near-duplicates can merge, every sample would need a near-duplicate, which is assumed away. If
+      others can, all would have to merge in equal numbers, a coincidence whose chance is computed.
 
-    More samples told than there are traces speak for a merge. Then equal weights are not enough: one
-    of `told` samples weighs b / told of what one of b does, a pair twice that.
+    If more samples were told than there are traces, equal weights are not enough: one of `told` samples
+    weighs b / told of what one of b does, a pair twice that.
     """
     everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
     told = found.view.samples
     if told == found.b:
         return Ruling(Cause.MERGED, everyone, "")
     if fit is None:
-        more = told is not None and told > found.b  # then some of them are in these traces, perhaps
+        more = told is not None and told > found.b  # then some may be in these traces
         left_over = _extra_singular_value(found.factors) or _bias_left_over(found.factors)
         apart = not (more or left_over or _one_dimension(found.view.model))
         return Ruling(Cause.MERGED, everyone & apart, _MAY_BE_SEVERAL, (NO_MERGE,))
     radius = merge_radius(found, fit)  # (b,)
     spread = _spread(found.X)
-    # The mean of two is half as far from both; the other half is to spare.
-    # An input that the layer does not look at shows nowhere, however far apart it is.
+    # The mean of two is half as far from both; the other half is a margin.
+    # An input that the layer ignores shows nowhere, however large the difference.
     blind = bool((found.view.weight[:, found.factors.live_columns] == 0).all(0).any())
     harmless = (radius <= EXACT_ERROR * found.value_range) & (not blind)
     if fit.dimensions < 2:
@@ -268,10 +262,10 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
     elif not bool(harmless.all()):
         near = radius <= NEAR_DUPLICATE * spread
         single, unlikely = _single(found, fit, near)
-        # A trace that weighs as several do is several, however near they are.
+        # A trace that weighs as much as several is several, however near they are.
         heavy = _grouped(fit.weights, fit.weight_error)[1]
-        # One trace alone weighs as much as one sample, however many it is of. And what stands out
-        # beside the samples may be what two in one trace differ by, unless a heavy one explains it.
+        # A single trace weighs as one sample, whatever it is made of. And what stands out beside the
+        # samples may be the difference of two in one trace, unless a heavy trace explains it.
         left_over = _extra_singular_value(found.factors) and not bool(heavy.any())
         single = single & (not (found.b == 1 or left_over))
         single = single | (harmless & ~heavy)
@@ -287,16 +281,16 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
 
 
 def _weighs_one_of(told: int, found: Recovered, fit: Fit) -> Tensor:
-    """Which traces (b,) weigh as much as one of so many samples; none where weights do not show."""
+    """Traces (b,) that weigh as one of this many samples; none where weights do not show."""
     if fit.weights is None:
         return torch.zeros_like(fit.matched)
     return (fit.weights * told / found.b - 1).abs() <= 2 * fit.weight_error
 
 
 def _bias_left_over(factors: Factors) -> bool:
-    """Is more of dL/db outside the span of L than rounding leaves there, as of a darker copy?
+    """Is more of dL/db outside the span of L than rounding leaves, as with a darker copy?
 
-    Roundings left 0.2 to 0.5 of one on honest updates, and their noise about as much.
+    On honest updates rounding left 0.2 to 0.5 of one, and noise about as much.
     """
     g = factors.bias_grad
     rounding = 2 * factors.eps * float(g.norm())
@@ -305,16 +299,16 @@ def _bias_left_over(factors: Factors) -> bool:
 
 
 def _one_dimension(model: nn.Module | None) -> bool:
-    """Does a model that cannot be run end in one output or two classes, as far as its layers tell?"""
+    """Does a model that cannot be run end in one output or two classes, by the look of its layers?"""
     layers = [m for m in model.modules() if isinstance(m, nn.Linear)] if model is not None else []
     return bool(layers) and layers[-1].out_features <= 2
 
 
 def _duplicate_remark(found: Recovered, fit: Fit) -> str:
-    """In words: whether traces weigh as several of the others do, so that duplicates are likely.
+    """In words: do some traces weigh as much as several others, so that duplicates are likely?
 
-    Clipping by norm makes all weights differ, and some of them multiples of others by chance: then only
-    a multiple of a weight that several share says something, before clipping or after.
+    Clipping by norm makes all weights differ, and some become multiples of others by chance. Then
+    only a multiple of a weight that several share counts, before or after clipping.
     """
     assert fit.weights is not None
     tolerance = fit.weight_error
@@ -329,52 +323,49 @@ def _duplicate_remark(found: Recovered, fit: Fit) -> str:
     if not heavy:
         return ""
     return (
-        f"{heavy} of {len(fit.weights)} samples weigh as much as several others: duplicates of them, "
-        "or nearly, may have been in the batch"
+        f"{heavy} of {len(fit.weights)} samples weigh as much as several others: the batch may have "
+        "held (near-)duplicates of them"
     )
 
 
 def scale_in_training(found: Recovered, off: Tensor) -> Ruling:
     """Would larger or smaller inputs explain several local steps as well?
 
-    x t goes with d / t: a column of summed gradients that agrees to a share `off` (b,) leaves t no more
-    than that. Half of the claimed error is left to whatever else is not repeated exactly.
+    x t goes with d / t, so a column of summed gradients that agrees to a share `off` (b,) leaves t no
+    more than that. Half of the claimed error is left for whatever else is not repeated exactly.
     """
     claimed = EXACT_ERROR * found.value_range / found.sizes
     return Ruling(Cause.SCALE, 2 * off <= claimed, _ANY_SCALE)
 
 
 def merge_in_training(found: Recovered, dimensions: int) -> Ruling:
-    """The same after several local steps, which are repeated with every sample's weight as it is.
+    """The same after several local steps, which are repeated with each sample's weight as it is.
 
-    A trace of several would weigh more than one sample, and be off; unless all do so alike.
+    A trace of several would weigh more than one sample and be off, unless all are alike.
     """
     everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
     told = found.view.samples
     if told == found.b:
         return Ruling(Cause.MERGED, everyone, "")
-    if (
-        told is not None and told > found.b
-    ):  # these weigh as b samples do, so the others are in them
+    if told is not None and told > found.b:  # these weigh as b samples do: they hold the others
         return Ruling(Cause.MERGED, ~everyone, _MAY_BE_SEVERAL)
     if dimensions > 1:
         return Ruling(Cause.MERGED, everyone, "", (NOT_ALL_PAIRED,))
     unlikely = _chance_of_pairs(found.b) <= COINCIDENCE
-    return Ruling(
-        Cause.MERGED, everyone & unlikely, _MAY_BE_SEVERAL, (NOT_ALL_MERGED,) if unlikely else ()
-    )
+    assumptions = (NOT_ALL_MERGED,) if unlikely else ()
+    return Ruling(Cause.MERGED, everyone & unlikely, _MAY_BE_SEVERAL, assumptions)
 
 
 def merge_radius(found: Recovered, fit: Fit) -> Tensor:
-    """How far apart (b,), per input, two samples of one label and one ReLU pattern may be unseen.
+    """How far apart (b,), per input, two samples with one label and ReLU pattern can be unseen.
 
     w (s1 x1' + s2 x2') = 2 w s x' + w/2 ds dx': one sample at the mean, and a second part of length
-    w/2 |ds| |dx|. ds grows with dx at a rate that the network gives (`curvature`). That part is seen
+    w/2 |ds| |dx|. ds grows with dx at a rate that the network gives (`curvature`). That part shows
 
-    - if dx is like noise: as a further singular value, so it is below the first one that is left over;
+    - if dx is like noise: as a further singular value, so it is below the first one left over;
     - if dx leads to another sample: as entries of that one's column in rows where it is off;
-    - if dx is parallel to x, a darker copy: outside the span of L in the bias gradient, beside which dx
-      has length |dx| / |x|.
+    - if dx is parallel to x, a darker copy: outside the span of L in the bias gradient, where dx has
+      length |dx| / |x|.
     """
     factors, selection, X, Z = found.factors, found.selection, found.X, found.Z
     m, n = factors.m, factors.n
@@ -404,7 +395,7 @@ def merge_radius(found: Recovered, fit: Fit) -> Tensor:
 
 
 def _spread(X: Tensor) -> float:
-    """How far apart samples are, per input: from each other, or one's inputs from their mean."""
+    """How far apart samples are, per input: from each other, or a single one from its mean."""
     if len(X) == 1:
         return float(X.std()) if X.numel() > 1 else 0.0
     distances = torch.pdist(X) / math.sqrt(X.shape[1])
@@ -412,7 +403,7 @@ def _spread(X: Tensor) -> float:
 
 
 def _single(found: Recovered, fit: Fit, near: Tensor) -> tuple[Tensor, bool]:
-    """Which samples (b,) weigh as single ones do; and whether that rests on a coincidence's chance."""
+    """Samples (b,) that weigh as single ones; and whether that rests on an unlikely coincidence."""
     assert fit.weights is not None
     tolerance = fit.weight_error
     single, unlikely = _by_groups(fit, fit.weights, tolerance, near)
@@ -422,9 +413,9 @@ def _single(found: Recovered, fit: Fit, near: Tensor) -> tuple[Tensor, bool]:
 
 
 def _by_clipping(found: Recovered, fit: Fit) -> Tensor:
-    """Which weights (b,) are those of clipping by norm: c as they are, or K / norm where that is less.
+    """Weights (b,) that clipping by norm explains: c as they are, or K / norm where that is less.
 
-    Several must share c, and several K, and most samples must be among them.
+    Several must share c, several K, and most samples must be among them.
     """
     assert fit.weights is not None
     tolerance = fit.weight_error
@@ -436,14 +427,14 @@ def _by_clipping(found: Recovered, fit: Fit) -> Tensor:
 
 
 def _may_be_clipped(found: Recovered, fit: Fit) -> bool:
-    """Can what clipping by norm would make of the weights be computed?"""
+    """Can we compute what clipping by norm would make of the weights?"""
     return found.view.reads_data and fit.dimensions > 1 and fit.labels is not None
 
 
 def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tuple[Tensor, bool]:
-    """Which weights (b,) are those of single samples, by how many share them.
+    """Weights (b,) that are those of single samples, by how many share them.
 
-    A weight that is a whole number of times a lighter one may be a merge.
+    A weight that is a whole multiple of a lighter one may be a merge.
     """
     size, multiple = _grouped(weights, tolerance)
     b = len(weights)
@@ -459,9 +450,7 @@ def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tu
 def _grouped(
     weights: Tensor, tolerance: Tensor, among: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """How many weights (b,) are the same as each, and whether it is a multiple of a lighter one,
-    `among` some (b,) bool, if given.
-    """
+    """How many weights (b,) equal each, and whether it is a multiple of a lighter one, `among` some."""
     ratio = weights[:, None] / weights[None]  # (b, b)
     bound = tolerance[:, None] + tolerance[None]
     size = ((ratio - 1).abs() <= bound).sum(1)
@@ -474,14 +463,12 @@ def _grouped(
 
 
 def _chance_of_pairs(k: int) -> float:
-    """How likely 2 k samples fall into k cells in pairs, if all cells are as likely: (2k)! / 2^k
-    k^2k.
-    """
+    """How likely 2k samples fall into k equally likely cells in pairs: (2k)! / 2^k k^2k."""
     return math.exp(math.lgamma(2 * k + 1) - k * math.log(2) - 2 * k * math.log(k))
 
 
 def _unseen_share(fit: Fit, tolerance: Tensor) -> Tensor:
-    """With one output: the share (b,) of the outputs' spread in which a pair weighs twice as one.
+    """With one output: the share (b,) of the outputs' spread in which a pair weighs twice one sample.
 
     Two samples at outputs o - e and o + e weigh s(o - e) + s(o + e), and count as one at their weighted
     mean. Where s is curved, that is not twice a single weight.
@@ -531,16 +518,15 @@ def gradient_norms(found: Recovered, fit: Fit) -> Tensor:
 
 def contradicted(fit: Fit) -> Ruling:
     """Does the loss that explains the others fail to explain this sample?"""
-    return Ruling(
-        Cause.CONTRADICTED,
-        fit.matched,
-        f"have a gradient that no label explains, though {fit.loss.value} explains the others (several "
-        "samples in one, mixed labels, or a wrong sample)",
+    words = (
+        f"have a gradient that no label explains, though {fit.loss.value} explains the others. Likely "
+        "causes: several samples in one trace, mixed labels, or a wrong sample"
     )
+    return Ruling(Cause.CONTRADICTED, fit.matched, words)
 
 
 def _extra_singular_value(factors: Factors) -> bool:
-    """Does one more singular value stand out of what is left over, though it was taken for noise?"""
+    """Does one more singular value stand out from what was taken for noise?"""
     b, s = factors.b, factors.spectrum
     m, n = int(factors.live_rows.sum()), int(factors.live_columns.sum())
     if len(s) < min(m, n) or len(s) < b + 1 + SPARE_ROWS:
@@ -548,32 +534,32 @@ def _extra_singular_value(factors: Factors) -> bool:
     rest = s[b + 1 :]
     k, p = m - b - 1, n - b - 1
     edge = float(rest.norm()) / math.sqrt(k * p) * (math.sqrt(k) + math.sqrt(p))
-    # A rounding of the loudest sample is none, nor are a few of the factorisation's own.
+    # A rounding of the loudest sample does not count, nor a few of the factorisation's own.
     eps = factors.eps
     rounding = max(eps, MARGIN * torch.finfo(s.dtype).eps) * float(s[0])
     return float(s[b]) > max(MARGIN * edge, rounding)
 
 
 def missing(factors: Factors) -> str:
-    """Would a batch of more samples explain it as well? In words, if it was told that there are more.
+    """In words: could the batch hold more samples? Empty if nothing says so.
 
-    A sample whose gradient is below the update's noise leaves no trace, and nothing that was not told
+    A sample whose gradient is below the update's noise leaves no trace, and unless it was told, nothing
     shows that it was there: a mean over more samples looks like any other factor.
     """
     if factors.zero_input:
         return (
-            f"besides these {factors.b} there are one or more samples whose inputs are all zero: they "
-            "show in the bias gradient only"
+            f"besides these {factors.b} there are samples whose inputs are all zero: they show only in "
+            "the bias gradient"
         )
     if _extra_singular_value(factors):
         return (
-            f"besides these {factors.b} something fainter stands out of the update's rounding: a "
-            "sample with hardly any weight, perhaps"
+            f"besides these {factors.b} something fainter stands out from the update's rounding: "
+            "perhaps a sample with hardly any weight"
         )
     told = factors.view.samples
     if told is None or told <= factors.b:
         return ""
     return (
-        f"the update was computed from {told} samples, as was told, and {factors.b} show: the others "
-        "are duplicates, merged into these, or their gradient has vanished"
+        f"the update was computed from {told} samples, as was told, and {factors.b} show: the "
+        "others are duplicates, merged into these, or their gradient vanished"
     )

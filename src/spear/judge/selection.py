@@ -1,10 +1,9 @@
 """The two-stage greedy choice of b directions, and the sparsity matching coefficient lambda.
 
-Two places where the paper's text and its pseudocode differ are decided here. The loops of
-Algorithm 3 are printed with inverted conditions ("while rank of B is b", "while not changed"); they
-must run until the rank is b, and as long as something changed. And where the pseudocode takes the
-first improving swap, the text swaps the pair that improves lambda most: we follow the text, since
-all swaps of a candidate are scored together, and the best one needs the fewest rounds.
+The paper's text and pseudocode differ in two places. The loops of Algorithm 3 are printed with inverted
+conditions ("while rank of B is b", "while not changed"); they must run until the rank is b, and as long
+as something changes. And where the pseudocode takes the first improving swap, the text takes the best
+one. We follow the text: all swaps of a candidate are scored together, and the best needs fewest rounds.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ class Selection:
     contradictions: Tensor  # (b,) entries per sample that no rounding explains
     match: float  # lambda
     frozen: Tensor | None = None
-    """(m,) bool: neurons that sent nothing, though samples switch them on."""
+    """(m,) bool: neurons that sent nothing although samples switch them on."""
     unscaled: Tensor | None = None
-    """(b,) bool: samples whose scale dL/db does not give; None where it gives all."""
+    """(b,) bool: samples whose scale dL/db does not give; None if it gives all."""
     bias_noise: float | None = None
-    """Of an entry of dL/db, where it was seen beside spoilt traces."""
+    """Of an entry of dL/db, if some traces spoil it."""
     only_extra_zeros: bool = False
-    """Are all contradictions zeros where the sign says on, as dropout makes them?"""
+    """Are all contradictions zeros where the sign says on, as with dropout?"""
 
     @property
     def b(self) -> int:
@@ -55,7 +54,7 @@ def select(
         factors: of the update.
         pool: the candidates.
         watch: its deadline ends the swaps.
-        second_stage: False leaves the swaps out, to see what they are worth.
+        second_stage: False leaves out the swaps, to see what they are worth.
     """
     if pool.side.name == "inputs":
         return _select_inputs(factors, pool)
@@ -69,7 +68,7 @@ def select(
 
 
 def _white(pool: Directions) -> Tensor:
-    """The directions (b, c) in whitened coordinates: independent there, however faint a sample is."""
+    """The directions (b, c) in whitened coordinates: independent there, however faint the sample."""
     return unit(pool.vectors * pool.side.scales[:, None], 0)
 
 
@@ -94,9 +93,9 @@ class _Matching:
         self.off = torch.ones(len(live), count, dtype=torch.bool, device=live.device)
         self.off[live] = pool.zeros  # (m, c) dL/dZ = 0, in silent neurons for every direction
         self.on = torch.zeros_like(self.off)
-        # Rounding adds up over millions of inputs: a direction's own zeros show what a zero may be.
+        # Rounding adds up over millions of inputs, so a direction's own zeros set the level.
         level = torch.where(pool.zeros, values, pool.side.zero).amax(0)
-        self.on[live] = values > UNDECIDED * level  # (m, c) dL/dZ surely not 0
+        self.on[live] = values > UNDECIDED * level  # (m, c) dL/dZ certainly not 0
         self.h = factors.bias_coordinates
 
     def contradictions(
@@ -105,13 +104,13 @@ class _Matching:
         """Entries per sample whose sign contradicts the zero pattern.
 
         F (..., ends, m, k) = W R^T c for unscaled rows c of the inverse, t (..., k) their scale, reach
-        (..., k) their error. A sign within rounding and noise contradicts nothing, nor one that
-        changed during local training.
+        (..., k) their error. A sign within rounding and noise contradicts nothing, and neither does one
+        that changed during local training.
         """
         Z = F / t[..., None, None, :] + self.bias  # (..., ends, m, k)
         slack = self.lengths * (reach / t.abs())[..., None, :]
         lowest, highest = Z.amin(-3), Z.amax(-3)
-        # ~ so that NaN is wrong both ways
+        # ~ so that NaN counts as wrong both ways.
         wrong = (off & ~(lowest <= slack)) | (on & ~(highest > -slack))
         return wrong.sum(-2)
 
@@ -158,9 +157,8 @@ class _Matching:
         own = F[..., i].movedim(-1, 0)[..., None]  # (k, ends, m, 1)
         F_new = F[None] - own * ratio[:, None, None, :]  # (k, ends, m, b)
         t_new = t[None] - t[i][:, None] * ratio  # (k, b)
-        reach = self.factors.preactivation_error(
-            C[None] - ratio[:, :, None] * C[i][:, None]
-        )  # (k, b)
+        C_new = C[None] - ratio[:, :, None] * C[i][:, None]  # (k, b, b)
+        reach = self.factors.preactivation_error(C_new)  # (k, b)
         off = self.off[:, chosen].expand(len(i), -1, -1).clone()
         on = self.on[:, chosen].expand(len(i), -1, -1).clone()
         off[k, :, i] = self.off[:, j]
@@ -169,7 +167,7 @@ class _Matching:
         return torch.where(possible, totals, torch.iinfo(totals.dtype).max)
 
     def selection(self, chosen: list[int], t: Tensor | None = None) -> Selection:
-        """The choice, with the scales that the bias gradient gives, or with others (b,)."""
+        """The choice, with the scales the bias gradient gives, or with others (b,)."""
         vectors = self.pool.vectors[:, chosen]
         picked = self.pool.pick(chosen)
         state = self.state(chosen)
@@ -196,9 +194,9 @@ class _Matching:
         )
 
     def _frozen(self, state: _State, reach: Tensor, off: Tensor, on: Tensor) -> Tensor | None:
-        """Neurons (m,) without any gradient that samples switch on all the same: frozen or masked.
+        """Neurons (m,) without a gradient although samples switch them on: frozen or masked.
 
-        They say nothing, if the rows that do have a gradient contradict no sample.
+        They are ignored if the rows with a gradient contradict no sample.
         """
         live = self.factors.live_rows
         lowest = (state.F / state.t + self.bias).amin(0)  # (m, b)
@@ -210,19 +208,19 @@ class _Matching:
 
 
 def at_scales(factors: Factors, selection: Selection, t: Tensor) -> Selection:
-    """The same directions with other scales (b,): columns of dL/dZ are L v t, v of unit length."""
+    """The same directions at other scales (b,): columns of dL/dZ are L v t, v of unit length."""
     return _Matching(factors, selection.directions).selection(list(range(selection.b)), t)
 
 
 def rows_below_noise(directions: Directions, silent: Tensor) -> Tensor:
-    """How many rows per direction (b,) may be on and yet read as zero: their entry drowned in noise.
+    """How many rows per direction (b,) may be on and yet read as zero, drowned in noise.
 
     Args:
         directions: the b chosen ones.
-        silent: (b,) rows per direction that are zero though the sign says on.
+        silent: (b,) rows per direction that are zero although the sign says on.
 
     Entries of dL/dZ come arbitrarily close to zero. Their density there, times the level of the zeros,
-    is the number of drowned entries to expect; more than Poisson's law allows are no accident.
+    is how many drowned entries to expect; more than Poisson's law allows are no accident.
     """
     values = (directions.side.basis @ directions.vectors).abs()  # (rows, b)
     expected = []
@@ -234,20 +232,19 @@ def rows_below_noise(directions: Directions, silent: Tensor) -> Tensor:
         nearest = on.sort().values[: max(1, len(on) // 10)]
         expected.append(level * len(nearest) / float(nearest[-1]))
     mean = torch.tensor(expected, dtype=torch.float64)
-    allowed = torch.from_numpy(scipy.stats.poisson.isf(BELOW_NOISE_CHANCE, mean.numpy())).to(
-        silent.device
-    )
+    most = scipy.stats.poisson.isf(BELOW_NOISE_CHANCE, mean.numpy())
+    allowed = torch.from_numpy(most).to(silent.device)
     if float(silent.sum()) > scipy.stats.poisson.isf(BELOW_NOISE_CHANCE, float(mean.sum())):
         return torch.zeros_like(silent)
     return torch.where(silent <= allowed, silent, 0)
 
 
 def _select_inputs(factors: Factors, pool: Directions) -> Selection | None:
-    """The choice on the inputs' side, where every direction is judged on its own.
+    """The choice on the inputs' side, where each direction is judged on its own.
 
     A direction p is a whole sample here, x ~ (V S) p, and its scale follows from c . (Q 1) = 1. An
-    input that comes out of a ReLU has no negative entry, so these count against a direction; the
-    paper leaves the coefficient for this side open.
+    input that comes out of a ReLU has no negative entry, so negative entries count against a direction.
+    The paper leaves the coefficient for this side open.
     """
     s = factors.singular_values
     C = scale((pool.vectors * s[:, None]).T, factors.bias_coordinates)  # (c, b)

@@ -1,4 +1,4 @@
-"""What is seen to while a user's model and loss run: in this thread alone, unlike filters and seeds."""
+"""Guards while a user's model and loss run: in this thread only, unlike warning filters and seeds."""
 
 from __future__ import annotations
 
@@ -16,31 +16,18 @@ _COMPARING = {
     functional.smooth_l1_loss,
     functional.huber_loss,
 }
-# Parts of the names of what draws random numbers; a name too many costs nothing.
+# Parts of the names of functions that draw random numbers; one name too many does no harm.
 _RANDOM = (
-    "rand",
-    "dropout",
-    "bernoulli",
-    "multinomial",
-    "normal",
-    "poisson",
-    "binomial",
-    "rrelu",
-    "uniform",
-    "exponential",
-    "geometric",
-    "cauchy",
-    "gumbel",
-    "fractional",
-    "sample",
+    *("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "binomial", "rrelu"),
+    *("uniform", "exponential", "geometric", "cauchy", "gumbel", "fractional", "sample"),
 )
 
 
 class TorchGuard(TorchFunctionMode):
-    """Targets are not stretched to another shape, and the global random state is left as it was.
+    """Refuses targets of another shape than the outputs, and leaves the global random state alone.
 
-    Where torch only warns of a target's shape, the loss would be another: that raises. The random state
-    is put back only if numbers were drawn: other threads may draw from it meanwhile.
+    Torch only warns of a target's shape and then computes another loss; here it raises. The random
+    state is restored only if numbers were drawn: other threads may be drawing from it.
 
     >>> with TorchGuard():
     ...     functional.mse_loss(torch.zeros(2, 1), torch.zeros(2))

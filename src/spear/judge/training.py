@@ -1,11 +1,11 @@
-"""Running a client's local training again from the recovered samples: the proof for FedAvg.
+"""Repeats a client's local training from the recovered samples: the proof for FedAvg.
 
-Weights that a client sends back hold the sum of its gradients over many steps. A neuron may have
-been on in some and off in others, so that signs and zeros no longer match one to one. But with inputs
-and labels the training itself can be repeated, and must lead to the weights that came back.
+The weights a client sends back hold the sum of its gradients over many steps. A neuron may have
+been on in some steps and off in others, so signs and zeros no longer match one to one. But with
+inputs and labels the training itself can be repeated, and must lead to the weights that came back.
 
-It takes b numbers an input: samples are x = C R, so all that W ever does to them is W R^T (m, b), and
-a step changes that by lr dL/dZ C.
+Samples are x = C R, so W acts on them only through W R^T (m, b), and a step changes that by lr dL/dZ C:
+b numbers per neuron are enough.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from spear.tolerances import (
     TRAINING_RECOGNISED,
 )
 
-_LARGEST_ERROR = 0.5  # beyond this a neuron on the wrong side is no explanation
+_LARGEST_ERROR = 0.5  # beyond this, neurons on the wrong side do not explain it
 _MOST_FLIPS = 8  # neurons of a sample that may have been on another side than here
-_CANDIDATES = 24  # the nearest to their threshold are tried
+_CANDIDATES = 24  # neurons nearest to their threshold that are tried
 _STEPS = 600  # of training, all tries together
 _SMALLEST_MARGIN = 1e-4  # of a layer's preactivations: float32 rounds to 1e-6 of them
 _MARGIN_ERRORS = 20.0  # errors of an input that a preactivation may be off by
-_LARGEST_MARGIN = 1e-3  # beyond that too many are near to find the right ones
-_EPOCHS = 200  # that are tried where the number is not known
+_LARGEST_MARGIN = 1e-3  # beyond it, too many neurons are near to find the right ones
+_EPOCHS = 200  # tried where the number is not known
 _PATIENCE = 3  # epochs after the replayed weights have moved too far
 
 
@@ -47,24 +47,24 @@ class Retrained:
     """What repeating the local training showed."""
 
     labels: Tensor  # (b,) int64: the likeliest label
-    matched: Tensor  # (b,) bool: do the sums of its gradients agree?
-    recognised: Tensor  # (b,) bool: do they agree but for a neuron or two?
+    matched: Tensor  # (b,) bool: do its summed gradients agree?
+    recognised: Tensor  # (b,) bool: do they agree except for a neuron or two?
     closely: Tensor  # (b,) bool: do they agree so well that no mix of samples does?
     epochs: int
     objections: tuple[str, ...]  # parts of the update that disagree
-    off: Tensor  # (b,): how far the sums are off, relative
-    dimensions: int  # of the gradients that samples with one ReLU pattern may have
+    off: Tensor  # (b,): relative error of the sums
+    dimensions: int  # of the gradients that samples with one ReLU pattern can have
 
 
 def retrain(found: Recovered, loss: Loss | None) -> Retrained | Declined:
-    """Repeat the client's local training; or why that cannot be done."""
+    """Repeat the client's local training; or say why that cannot be done."""
     factors, selection = found.factors, found.selection
     view = factors.view
     if view.model is None:
         return Declined("no model was given")
     if view.protocol.lr is None:
         return Declined(
-            "the learning rate is not known, so the client's training cannot be repeated"
+            "the learning rate is not known, so the client's training cannot be repeated (give lr=)"
         )
     size = view.protocol.local_batch_size
     if size is not None and size < factors.b:
@@ -84,14 +84,14 @@ def retrain(found: Recovered, loss: Loss | None) -> Retrained | Declined:
 
 
 def _relative_error(factors: Factors, selection: Selection) -> Tensor:
-    """Of the recovered inputs (b,), by the update's noise."""
+    """Relative error of the recovered inputs (b,), from the update's noise."""
     noise = factors.noise * (selection.C / factors.singular_values).norm(dim=1)
     error: Tensor = noise * factors.n**0.5 / selection.C.norm(dim=1)
     return error
 
 
 class _Local(nn.Module):
-    """The client's model on samples in the coordinates of C: W R^T, then the network behind."""
+    """The client's model on samples in coordinates of C: W R^T, then the network behind."""
 
     def __init__(self, factors: Factors, selection: Selection, replay: Replay) -> None:
         super().__init__()
@@ -109,8 +109,8 @@ class _Local(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _Repeated:
-    off: Tensor  # (b,): how far each column is off, relative to its length
-    noise: Tensor  # (b,): how far it is off by the update's noise alone
+    off: Tensor  # (b,): relative error of each column
+    noise: Tensor  # (b,): the part of it that noise alone explains
     epochs: int
     objections: tuple[str, ...]
     near: tuple[tuple[float, Flip], ...] = ()  # neurons near their threshold, and how near
@@ -139,7 +139,7 @@ class _Repeated:
 
 
 def _nearest(repeated: _Repeated, sample: int, turned: frozenset[Flip]) -> list[Flip]:
-    """The neurons of a sample that come nearest to their threshold, those that were turned left out."""
+    """A sample's neurons that come nearest to their threshold, without those already flipped."""
     own = [(away, t) for away, t in repeated.near if t.sample == sample and t not in turned]
     return [flip for _, flip in sorted(own, key=lambda pair: pair[0])[:_CANDIDATES]]
 
@@ -160,8 +160,8 @@ class _Retraining:
     def _flipped(self, labels: Tensor, best: _Repeated) -> _Repeated:
         """The training with neurons near their threshold on the side that the client's were on.
 
-        A turn changes the column of its own sample, and hardly another's: so one of every sample that
-        is off is tried at a time, and each keeps what brought it nearest.
+        A flip changes its own sample's column and hardly any other. So one is tried for every sample
+        that is off, all at a time, and each sample keeps the flip that brought it nearest.
         """
         flips: frozenset[Flip] = frozenset()
         steps = _STEPS
@@ -188,7 +188,7 @@ class _Retraining:
     def _repeated(
         self, labels: Tensor, flips: frozenset[Flip] = frozenset(), epochs: int | None = None
     ) -> _Repeated:
-        """The local training from these labels; of unknown epochs, the number that fits best."""
+        """The local training with these labels; of unknown epochs, the number that fits best."""
         best: _Repeated | None = None
         beyond = 0
         epochs = epochs or self.protocol.epochs or self.protocol.local_steps
@@ -231,7 +231,7 @@ class _Retraining:
         optimiser.step()
 
     def _moved(self, local: _Local, start: dict[str, Tensor], epoch: int) -> dict[str, Tensor]:
-        """The sum of gradients that `observe` would have read off these weights, by name."""
+        """The sum of gradients that `observe` would read off these weights, by name."""
         kept = self.protocol.weight_decay_factor(epoch)
         return {
             name: (kept * start[name] - p.detach()) / self.protocol.rate
@@ -239,14 +239,14 @@ class _Retraining:
         }
 
     def _columns(self, replayed: Tensor) -> Tensor:
-        """How far each column of the summed dL/dZ is off (b,), relative to its length."""
+        """Relative error (b,) of each column of the summed dL/dZ."""
         Q, L = self.selection.Q, self.factors.L
         off: Tensor = ((replayed - L) @ Q).norm(dim=0) / (L @ Q).norm(dim=0)
         return off
 
     @property
     def _noise(self) -> Tensor:
-        """How far each column (b,) is off by the update's noise, relative to its length."""
+        """Relative error (b,) of each column from the update's noise."""
         Q, L = self.selection.Q, self.factors.L
         noise = self.factors.noise * len(L) ** 0.5
         share: Tensor = noise * Q.norm(dim=0) / (L @ Q).norm(dim=0)
@@ -255,7 +255,7 @@ class _Retraining:
     def _objections(
         self, moved: dict[str, Tensor], start: dict[str, Tensor], off: Tensor
     ) -> tuple[str, ...]:
-        """Later layers that the training, repeated, changes in another way than the columns' do."""
+        """Later layers that the repeated training changes differently, beyond the columns' error."""
         seen = {f"behind.{name}": grad for name, grad in self.factors.view.others.items()}
         share = TRAINING_LATER + TRAINING_FOLLOWS * float(off.square().mean().sqrt())
         eps = self.factors.eps

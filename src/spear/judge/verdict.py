@@ -1,7 +1,12 @@
-"""From the evidence to a verdict: the outcome it entitles to, its cause, and the reason in words."""
+"""From the evidence to a verdict: the outcome it supports, its cause, and the reason in words.
+
+A reason is one sentence, or two: what happened, and the likely cause or the next step. Everything else
+goes into the details.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,15 +20,23 @@ from spear.judge.selection import Selection
 from spear.tolerances import LIKELY_MATCH, ROWS_PER_SAMPLE
 from spear.update import ENTRYWISE, NOISE_UNITS, LayerUpdate
 
+_NOT_AS_SAID = (
+    "Likely causes: weights of another round than the client's, no ReLU after the layer, an optimiser "
+    "other than SGD, or too few neurons; `spear check` says more"
+)
+_STALE = (
+    "Either the client adds noise (then give sigma=), or these are weights of another round: this does "
+    "not tell whether data leaks"
+)
+_SGD_ONLY = "This attack reads updates of SGD only, so it cannot tell whether data leaks"
+
 
 class Outcome(Enum):
     """How an inversion ended."""
 
     EXACT = "exact"  # every sample recovered and certified
     PARTIAL = "partial"  # some samples certified
-    APPROXIMATE = (
-        "approximate"  # recognisable, not exact: a noisy update, or read from patterns alone
-    )
+    APPROXIMATE = "approximate"  # recognisable: a noisy update, or read from patterns alone
     FAILED = "failed"  # attacked properly, nothing recovered
     INCONCLUSIVE = "inconclusive"  # cannot tell: no gap, no time, or not what it was said to be
 
@@ -38,20 +51,20 @@ class SearchEnd(Enum):
 
     @property
     def cause(self) -> Cause | None:
-        """If the search, and nothing in the update, is why nothing more was found."""
+        """Set if the search, and nothing in the update, is why no more was found."""
         return {SearchEnd.TIME: Cause.TIME, SearchEnd.INTERRUPTED: Cause.INTERRUPTED}.get(self)
 
 
 @dataclass(frozen=True)
 class SearchSummary:
-    """How a search ended, and what the finder has to say about it."""
+    """How a search ended, and what the finder says about it."""
 
     end: SearchEnd
     remarks: tuple[str, ...] = ()
 
     @property
-    def words(self) -> str:
-        return "; ".join([f"the search ended: {self.end.value}", *self.remarks])
+    def details(self) -> tuple[str, ...]:
+        return f"the search ended: {self.end.value}", *self.remarks
 
 
 @dataclass(frozen=True)
@@ -61,7 +74,11 @@ class Verdict:
     outcome: Outcome
     cause: Cause
     reason: str
+    details: tuple[str, ...] = ()
     returned: bool = True  # is what was recovered worth returning?
+
+    def with_details(self, *more: str) -> Verdict:
+        return dataclasses.replace(self, details=(*self.details, *more))
 
 
 def of_samples(
@@ -71,135 +88,120 @@ def of_samples(
     inputs: Tensor,
     ended: SearchSummary,
 ) -> Verdict:
-    """The outcome that the evidence entitles to."""
+    """The outcome that the evidence supports."""
     count, b = int(certificate.certified.sum()), factors.b
-    doubts = "; ".join(certificate.doubts)
     if certificate.whole and not factors.has_unresolved_samples:
         reason = f"all {b} samples that show were recovered, proved by {certificate.proof.value}"
         return Verdict(Outcome.EXACT, Cause.PROVED, reason)
+    first, *doubts = (*certificate.doubts, *_unresolved(factors))
     if count:
         cause = Cause.MISSING if certificate.cause is Cause.PROVED else certificate.cause
-        reason = "; ".join(filter(None, [f"{count} of {b} samples certified", doubts, ended.words]))
-        return Verdict(Outcome.PARTIAL, cause, reason)
+        reason = f"{count} of {b} samples certified; {first}"
+        return Verdict(Outcome.PARTIAL, cause, reason, (*doubts, *ended.details))
     if factors.noisy and not bool(certificate.precise.any()):
-        return _of_noisy_samples(factors, certificate, inputs)
+        return _of_noisy_samples(factors, certificate, inputs).with_details(*_unresolved(factors))
     if selection.match >= LIKELY_MATCH or selection.only_extra_zeros:
-        likely = "likely exact" + " but for their scale" * (certificate.cause is Cause.SCALE)
-        reason = (
-            f"{b} samples were found that fit the update (lambda {selection.match:.3f}), {likely}, but "
-            f"nothing is proved: {doubts}"
-        )
-        return Verdict(Outcome.APPROXIMATE, certificate.cause, reason)
-    reason = (
-        f"no samples were found that fit the update (lambda {selection.match:.3f} at best): {doubts}; "
-        f"{ended.words}; {_NOT_AS_SAID}"
-    )
-    return Verdict(Outcome.INCONCLUSIVE, ended.end.cause or Cause.UNFIT, reason, returned=False)
+        found = "1 sample was found that fits" if b == 1 else f"{b} samples were found that fit"
+        likely = "likely exact" + " but for the scale" * (certificate.cause is Cause.SCALE)
+        reason = f"{found} the update (lambda {selection.match:.3f}), {likely}, but nothing is "
+        f"proved: {first}"
+        return Verdict(Outcome.APPROXIMATE, certificate.cause, reason, tuple(doubts))
+    next_step = _NOT_AS_SAID if ended.end.cause is None else "Give it more time"
+    reason = f"no samples were found that fit the update (lambda {selection.match:.3f} at best). "
+    f"{next_step}"
+    details = (first, *doubts, *ended.details)
+    return _cannot_tell(ended.end.cause or Cause.UNFIT, reason, *details)
 
 
 def _of_noisy_samples(factors: Factors, certificate: Certificate, inputs: Tensor) -> Verdict:
-    """With too much noise for anything exact: is there anything recognisable?"""
+    """With too much noise for anything exact: is anything recognisable?"""
     noise = f"the update carries noise of {factors.relative_noise:.1e} of its entries"
-    if not exceeds_noise(certificate.predicted_error, inputs):
+    if exceeds_noise(certificate.predicted_error, inputs):
+        error = float(certificate.predicted_error.median())
         reason = (
-            f"{noise}, in which the {factors.b} samples drown: errors would be as large as they are"
+            f"{noise}, too much for an exact recovery: the {factors.b} samples are known to about "
+            f"{error:.1e} per input"
         )
-        if _may_be_stale(factors.view):
-            reason = f"{reason}; {_STALE}"
-            return Verdict(Outcome.INCONCLUSIVE, Cause.NOISE, reason, returned=False)
-        return Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
-    error = float(certificate.predicted_error.median())
+        return Verdict(Outcome.APPROXIMATE, Cause.IMPRECISE, reason)
     reason = (
-        f"{noise}, too much for an exact recovery: the {factors.b} samples are known to about "
-        f"{error:.1e} per input"
+        f"{noise}, in which the {factors.b} samples drown: errors would be as large as they are"
     )
-    return Verdict(Outcome.APPROXIMATE, Cause.IMPRECISE, reason)
-
-
-_NOT_AS_SAID = (
-    "likely causes: weights of another round than the client's, no ReLU after the layer, an optimiser "
-    "other than SGD, or too few neurons; see what `spear check` says"
-)
+    if _may_be_stale(factors.view):
+        return _cannot_tell(Cause.NOISE, f"{reason}. {_STALE}")
+    return Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
 
 
 def of_no_samples(factors: Factors, ended: SearchSummary) -> Verdict:
-    """Fewer than b directions, and no input could be read from those."""
-    reason = f"no input of {factors.b} samples could be read: {ended.words}"
+    """Fewer than b directions, from which no input could be read."""
     if ended.end.cause is not None:
-        return _cannot_tell(ended.end.cause, f"{reason}; give it more time")
-    if int(factors.live_rows.sum()) >= ROWS_PER_SAMPLE * factors.b:
-        return _cannot_tell(Cause.UNFIT, f"{reason}; {_NOT_AS_SAID}")
-    return _cannot_tell(
-        Cause.NARROW, f"{reason}; the layer is too narrow for the batch: attack a wider one"
-    )
+        cause, next_step = ended.end.cause, "Give it more time"
+    elif int(factors.live_rows.sum()) >= ROWS_PER_SAMPLE * factors.b:
+        cause, next_step = Cause.UNFIT, _NOT_AS_SAID
+    else:
+        cause, next_step = Cause.NARROW, "The layer is too narrow for the batch: attack a wider one"
+    batch = "1 sample" if factors.b == 1 else f"{factors.b} samples"
+    reason = f"no input of {batch} could be read. {next_step}"
+    return _cannot_tell(cause, reason, *ended.details)
 
 
 def of_some_samples(factors: Factors, count: int, ended: SearchSummary) -> Verdict:
     """Fewer than b directions, and the inputs that their patterns alone give."""
     reason = (
-        f"{count} of {factors.b} samples were found, and their inputs read from the pattern of their "
-        f"zeros alone: these are approximate, exact ones take all {factors.b}; {ended.words}"
+        f"{count} of {factors.b} samples were found and read from the pattern of their zeros alone, so "
+        f"they are approximate: exact inputs take all {factors.b}"
     )
-    return Verdict(Outcome.APPROXIMATE, ended.end.cause or Cause.NARROW, reason)
+    cause = ended.end.cause or Cause.NARROW
+    return Verdict(Outcome.APPROXIMATE, cause, reason, ended.details)
 
 
 def of_no_batch(factors: Factors) -> Verdict:
     """The spectrum shows no batch."""
-    m, n = factors.m, factors.n
+    smaller = min(factors.m, factors.n)
     if factors.batch_size is None and factors.trained:
         reason = (
-            "the difference of the weights shows no samples: likely causes are weights of another "
-            f"round than those the client was sent, {min(m, n)} samples or more, an optimiser other "
-            "than SGD, or noise. This does not tell whether data leaks"
+            "the difference of the weights shows no samples, which does not tell whether data leaks. "
+            "Likely causes: weights of another round than those the client was sent, "
+            f"{smaller} samples or more, an optimiser other than SGD, or noise"
         )
         return _cannot_tell(Cause.NO_GAP, reason)
     if factors.batch_size is None:
         reason = (
-            f"the spectrum shows no gap: the batch has min(m, n) = {min(m, n)} samples or more, or "
-            "noise, pruning, another optimiser than SGD or weights in place of gradients hide them. "
-            "This does not tell whether data leaks; attack a wider layer"
+            "the spectrum shows no gap, which does not tell whether data leaks. Likely causes: a "
+            f"batch of min(m, n) = {smaller} samples or more (attack a wider layer), noise, "
+            "pruning, an optimiser other than SGD, or weights in place of gradients"
         )
         return _cannot_tell(Cause.NO_GAP, reason)
     if not bool(factors.live_rows.any()):
         reason = "the gradient is zero: no sample left a trace in this layer"
         return Verdict(Outcome.FAILED, Cause.NO_GRADIENT, reason, returned=False)
     if _may_be_stale(factors.view):
-        reason = f"the difference of the weights looks like noise: {_STALE}"
-        return _cannot_tell(Cause.NOISE, reason)
-    reason = "the gradient is noise: no sample stands out of it"
+        return _cannot_tell(
+            Cause.NOISE, f"the difference of the weights looks like noise. {_STALE}"
+        )
+    reason = "the gradient is noise: no sample stands out from it"
     return Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
 
 
-_STALE = (
-    "either the client adds noise (then tell how much, sigma=), or these are weights of another round. "
-    "So this does not tell whether data leaks"
-)
-
-
 def _may_be_stale(view: LayerUpdate) -> bool:
-    """Might the noise be the difference of two rounds' weights, since nobody told of noise?"""
+    """Might the noise be the difference between two rounds' weights, since nobody told of noise?"""
     return view.trained and not view.protocol.given(*NOISE_UNITS) and not view.protocol.coarse
 
 
 def of_optimiser(view: LayerUpdate) -> Verdict:
-    """An optimiser that was told, and that is not attacked."""
+    """An optimiser that was told and is not attacked."""
     name = view.protocol.optimizer
     scales = ", which scales every entry on its own" * (name.lower() in ENTRYWISE)
-    reason = (
-        f"clients train with {name}{scales}: this attack reads SGD's updates only, so it cannot tell "
-        "whether data leaks"
-    )
-    return _cannot_tell(Cause.OPTIMISER, reason)
+    return _cannot_tell(Cause.OPTIMISER, f"clients train with {name}{scales}. {_SGD_ONLY}")
 
 
 def of_scaled_entries() -> Verdict:
     """An optimiser that nobody mentioned."""
     reason = (
         "the update looks like one of Adam, or of another optimiser that scales every entry on its "
-        "own: its entries are about as large as each other, and it has no low rank. This attack reads "
-        "SGD's updates only, so it cannot tell whether data leaks; name the optimiser if that is so"
+        f"own. {_SGD_ONLY}; if that is so, name the optimiser"
     )
-    return _cannot_tell(Cause.OPTIMISER, reason)
+    seen = "its entries are all about the same size, and its rank is not low"
+    return _cannot_tell(Cause.OPTIMISER, reason, seen)
 
 
 def remarks_on(factors: Factors, certificate: Certificate) -> list[str]:
@@ -207,20 +209,25 @@ def remarks_on(factors: Factors, certificate: Certificate) -> list[str]:
     said = [certificate.remark] if certificate.remark else []
     if factors.noisy and factors.has_weak_sample and not factors.has_unresolved_samples:
         said.append("samples fainter than the noise, if there are any, do not show")
-    if factors.has_unresolved_samples:
-        said.append(
-            f"besides these {factors.b} the batch holds samples whose gradient has vanished, or "
-            "nearly: they are too faint to be told from noise, and not guessed"
-        )
     if factors.trained:
         said.append(
             f"the difference of the weights carries noise of {factors.relative_noise:.0e} of an entry, "
-            "rounding and whatever else was added"
+            "from rounding and whatever was added"
         )
     if factors.view.meaning:
         said.append(factors.view.meaning)
     return said
 
 
-def _cannot_tell(cause: Cause, reason: str) -> Verdict:
-    return Verdict(Outcome.INCONCLUSIVE, cause, reason, returned=False)
+def _unresolved(factors: Factors) -> list[str]:
+    """Samples that show, but too faintly to be found."""
+    if not factors.has_unresolved_samples:
+        return []
+    return [
+        f"besides these {factors.b}, the batch holds samples whose gradient has all but vanished: they "
+        "cannot be told from noise, and are not guessed"
+    ]
+
+
+def _cannot_tell(cause: Cause, reason: str, *details: str) -> Verdict:
+    return Verdict(Outcome.INCONCLUSIVE, cause, reason, details, returned=False)

@@ -119,6 +119,7 @@ class Finding:
     """The reason as a value; None in a report of schema 1, which had none."""
     assumptions: tuple[str, ...] = ()
     """What the verdict rests on and could not test, in plain words."""
+    details: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         problems = [
@@ -181,6 +182,7 @@ class Finding:
             activations=not view.reads_data,
             cause=result.cause,
             assumptions=result.assumptions,
+            details=result.details,
         )
 
     @staticmethod
@@ -259,7 +261,8 @@ class Finding:
             inputs=None,
             labels=None,
         )
-        words = {part: without_folders(getattr(self, part)) for part in ("name", "reason", "notes")}
+        parts = ("name", "reason", "notes", "details")
+        words = {part: without_folders(getattr(self, part)) for part in parts}
         return dataclasses.replace(self, inputs=None, labels=None, truth=truth, **words)
 
 

@@ -53,6 +53,7 @@ def report(content: dict[str, Any]) -> Report:
 
 def finding(content: Any) -> Finding:
     """One finding; its parts must fit each other."""
+    content = {"details": [], **_mapping(content)}  # which reports had not from the start
     _only(content, Finding)
     return Finding(
         name=_text(content["name"]),
@@ -74,6 +75,7 @@ def finding(content: Any) -> Finding:
         notes=_each(_text, content["notes"]),
         cause=_maybe(Cause, content["cause"]),
         assumptions=_each(_text, content["assumptions"]),
+        details=_each(_text, content["details"]),
     )
 
 

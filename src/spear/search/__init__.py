@@ -1,7 +1,8 @@
 """Finders: where the samples of a batch are, as directions in the span of the gradient.
 
-A finder yields growing pools of `Directions`; `invert` selects and judges after each. `SamplingFinder`
-is the paper's Algorithm 1, `CascadeFinder` the default. A finder of one's own implements `Finder`.
+A finder yields growing pools of `Directions`; `invert` selects and judges after each.
+`SamplingFinder` is the paper's Algorithm 1, `CascadeFinder` the default. To write your own,
+implement `Finder`.
 """
 
 from spear.search.candidates import CandidatePool

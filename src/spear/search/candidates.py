@@ -1,4 +1,4 @@
-"""A pool of candidate directions: filtered by sparsity, rounded, none twice, mixes set aside."""
+"""A pool of candidate directions: filtered by sparsity, rounded, without duplicates or mixes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from spear.search.parallel import piece_length, worth_distributing
 from spear.search.watch import Watch
 
 _RESERVE = 4  # directions kept in reserve, per sample
-# Directions closer than this (1 - |cos|) are one: float32 kernels of one direction agree to 1e-4.
+# Directions closer than this (1 - |cos|) are the same: float32 kernels of one agree to 1e-4.
 _SAME_DIRECTION = 1e-4
 
 
 class CandidatePool:
     """Collects directions of one side: filters by sparsity, rounds, drops duplicates.
 
-    Directions that hang on one or two rows are mostly mixes of samples. The sparsest few are kept in
-    reserve, since in a layer hardly wider than the batch a sample may have no zeros to spare.
+    Directions that depend on one or two rows are mostly mixes of samples. The sparsest few are kept in
+    reserve, because in a layer hardly wider than the batch a sample may have no zeros to spare.
     """
 
     def __init__(self, side: Side, threshold: float, watch: Watch | None = None) -> None:
@@ -49,7 +49,7 @@ class CandidatePool:
 
     @property
     def zero_counts(self) -> Tensor | None:
-        """1 + how many overdetermined directions vanish in each row; None as long as there is none."""
+        """1 + how many overdetermined directions vanish in each row; None while there are none."""
         if not len(self):
             return None
         return 1.0 + torch.stack(self._overdetermined.zeros).sum(0)
@@ -57,7 +57,7 @@ class CandidatePool:
     def add(self, candidates: Tensor) -> bool:
         """Take in candidates (k, b), in the white basis; is there a new overdetermined one?"""
         before = len(self._overdetermined)
-        for part in torch.split(candidates, 256):  # what one part finds, the next need not look at
+        for part in torch.split(candidates, 256):  # the next part skips what this one finds
             if self.watch.expired:
                 break
             self._add(unit(part.to(self.side.white)))
@@ -68,15 +68,13 @@ class CandidatePool:
         candidates, zeros = self._sparse(candidates)
         promising = redundant(self.side, candidates, zeros)
         self._take(candidates[promising])
-        if (
-            len(self._overdetermined) < self.side.white.shape[1]
-            and not self._reserve.full_of_better
-        ):
+        short = len(self._overdetermined) < self.side.white.shape[1]
+        if short and not self._reserve.full_of_better:
             sparsest = zeros[~promising].sum(1).argsort(descending=True)[:_RESERVE]
             self._take(candidates[~promising][sparsest])
 
     def rounded(self, candidates: Tensor) -> Directions:
-        """New directions among candidates (k, b), white, rounded, none twice; the pool is unchanged."""
+        """New directions among white candidates (k, b), rounded, each once; the pool is unchanged."""
         new = _DistinctDirections(self.side)
         candidates = unit(candidates)
         candidates = candidates[~self._overdetermined.holds(candidates)]
@@ -93,18 +91,14 @@ class CandidatePool:
         return _directions(self.side, [new])
 
     def _ahead(self, candidates: Tensor) -> dict[int, _Rounded | None]:
-        """What workers make of those candidates (k, b) that are likely to be asked for, by index.
+        """What workers make of the candidates (k, b) that will likely be asked for, by index.
 
-        One after the other, a candidate is left out once it is found by another. They cannot wait for
+        One after the other, a candidate is skipped once another has led to it. Workers cannot wait for
         that, so a few are rounded in vain.
         """
         rows, b = self.side.white.shape
         work = (rows / 2) ** 2 * b * len(candidates)
-        if (
-            not worth_distributing(work)
-            or not self.watch.parallel.has_workers
-            or not len(candidates)
-        ):
+        if not (worth_distributing(work) and self.watch.parallel.has_workers and len(candidates)):
             return {}
         chosen = _representatives(candidates)
         step = piece_length(len(chosen), work)
@@ -126,7 +120,7 @@ class CandidatePool:
         return len(self._overdetermined) > before
 
     def add_spanning(self, white: Tensor) -> bool:
-        """Put directions (k, b) in reserve that are no samples, but span some; does that make b?"""
+        """Put directions (k, b) in reserve that are no samples but span some; does that make b?"""
         self._reserve = _DistinctDirections(self.side)
         for q in unit(white):
             vector = unit(q / self.side.scales)
@@ -135,7 +129,7 @@ class CandidatePool:
         return len(white) > 0 and self.sufficient
 
     def overdetermined(self, spare: int = 0) -> tuple[Tensor, Tensor]:
-        """Directions (k, b), white, with so many zero rows to spare, and their zeros (k, rows)."""
+        """White directions (k, b) with this many zero rows to spare, and their zeros (k, rows)."""
         keep = [j for j, f in enumerate(self._overdetermined.redundancy) if f >= spare]
         nothing = self.side.white.new_zeros(0, len(self.side.white), dtype=torch.bool)
         return self._overdetermined.white[keep], torch.cat(
@@ -143,12 +137,10 @@ class CandidatePool:
         )
 
     def snapshot(self, reserve: bool = True) -> Directions:
-        """The overdetermined directions, and those in reserve as long as b of them are not at hand."""
-        firm_alone = not reserve or self.complete
-        return _directions(
-            self.side,
-            [self._overdetermined] if firm_alone else [self._overdetermined, self._reserve],
-        )
+        """The overdetermined directions, and the reserve as long as b are not at hand."""
+        alone = not reserve or self.complete
+        known = [self._overdetermined] if alone else [self._overdetermined, self._reserve]
+        return _directions(self.side, known)
 
     def _sparse(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
         """The candidates that pass the sparsity filter before rounding, and their zeros."""
@@ -168,7 +160,7 @@ class CandidatePool:
             candidates = candidates[~_parallel(candidates, same)]
 
     def _keep(self, q: Tensor, zeros: Tensor) -> Tensor:
-        """Keep a rounded direction where it belongs, if it is sparse; returns it as (1, b), white."""
+        """Keep a rounded direction where it belongs, if it is sparse; returns it white, (1, b)."""
         white = unit((q * self.side.scales)[None])
         if int(zeros.sum()) + self.side.empty_rows >= self.threshold * self.side.size:
             holds = redundancy(self.side, white[0], zeros)
@@ -187,7 +179,7 @@ class _Rounded:
 
 
 def _round(side: Side, candidates: Tensor) -> list[_Rounded | None]:
-    """Each of the candidates (k, b), white, rounded; None where it is no direction."""
+    """Each of the white candidates (k, b), rounded; None where it is no direction."""
     results: list[_Rounded | None] = []
     for candidate in candidates:
         found = round_to_kernel(side, candidate / side.scales)
@@ -201,7 +193,7 @@ def _round(side: Side, candidates: Tensor) -> list[_Rounded | None]:
 
 
 def _representatives(vectors: Tensor) -> list[int]:
-    """Unit vectors (k, b) by index, none along an earlier one."""
+    """Indices of unit vectors (k, b), none along an earlier one."""
     chosen: list[int] = []
     open_ = torch.ones(len(vectors), dtype=torch.bool, device=vectors.device)
     while bool(open_.any()):
@@ -212,7 +204,7 @@ def _representatives(vectors: Tensor) -> list[int]:
 
 
 class _DistinctDirections:
-    """Rounded directions, none twice; with a limit, only the firmest and sparsest."""
+    """Rounded directions, each once; with a limit, only the most redundant and sparsest."""
 
     def __init__(self, side: Side, limit: int | None = None) -> None:
         self.limit = limit
@@ -229,7 +221,7 @@ class _DistinctDirections:
 
     @property
     def full_of_better(self) -> bool:
-        """Is there no room for a direction that hangs on a single row?"""
+        """Is there no room for a direction that depends on a single row?"""
         return self.limit is not None and len(self) >= self.limit and min(self.redundancy) > 0
 
     def holds(self, candidates: Tensor) -> Tensor:
@@ -266,7 +258,7 @@ def _rank(vectors: Tensor) -> int:
 
 
 def _parallel(vectors: Tensor, known: Tensor) -> Tensor:
-    """Which unit vectors (k, b) point along one of the known ones (c, b), either way."""
+    """Which unit vectors (k, b) point along a known one (c, b), either way."""
     if not len(known):
         return torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
     return ((vectors @ known.T).abs() > 1 - _SAME_DIRECTION).any(1)

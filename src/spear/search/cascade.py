@@ -1,17 +1,18 @@
-"""The default finder: both halves of a sample searched together, then rounded, read, taken away.
+"""The default finder: both halves of a sample are searched together, then rounded, read, taken away.
 
-A round of the cascade, in the dimensions of what is still missing (dual.py):
+One round of the cascade, in the dimensions of what is still missing (dual.py):
 
-1. guess   many starts at once: shrink U q towards sparsity, with a threshold in each row that the
-           signs of H c raise or lower; read the signs from the pattern of U q (starts.py).
-2. refine  for each distinct result: the kernel of the rows that are surely off, until it is exact
+1. guess   from many starts at once: shrink U q towards sparsity, with a threshold per row that the
+signs
+           of H c raise or lower; read the signs from the pattern of U q (starts.py).
+2. refine  each distinct result to the kernel of the rows that are certainly off, until it is exact
            (refinement.py).
-3. round   the kernel of ALL its zero rows, at the update's noise level (kernels.py).
-4. read    c of every sample found, from its pattern alone.
-5. deflate the missing samples live in the space that the found ones leave: a smaller problem with as
-           many rows, hence easier. The first round finds most samples, the next ones the rest.
+3. round   to the kernel of ALL its zero rows, at the update's noise level (kernels.py). 4. read
+c of every sample found, from its pattern alone. 5. deflate the missing samples live in the space
+that the found ones leave: a smaller problem with as many
+           rows, hence easier. The first round finds most samples, the next ones the rest.
 
-Where the paper needs 2^b submatrices, a start succeeds with a probability of 0.3 to 1.
+Where the paper needs 2^b submatrices, a start succeeds with probability 0.3 to 1.
 """
 
 from __future__ import annotations
@@ -46,22 +47,15 @@ from spear.search.watch import Watch
 from spear.tolerances import UNDECIDED
 
 _BLOCKS = 512  # b x b inverses at a time when sampling
-# Up to this size (b^2 rows) it is worth trying to swap in directions that were not accepted.
-_LARGEST_SWAP = 1 << 21
+_LARGEST_SWAP = 1 << 21  # b^2 rows up to which swapping in rejected directions is worth trying
 _CLUSTER_GUESSES = 16  # guesses at a shared pattern
-_SPARE_ROWS = 3  # rows beyond the rank, which no accident explains
-# Above this noise, relative to the gradient's entries, zeros are no longer told from small entries one
-# by one (kernels round to them up to 1e-2 on real batches).
+_SPARE_ROWS = 3  # rows beyond the rank, too many for an accident
+# Above this noise, relative to the gradient's entries, zeros cannot be told one by one from small
+# entries (kernels round to them up to 1e-2 on real batches).
 _KERNEL_NOISE_LIMIT = 5e-3
-_MAX_SAMPLES_PER_ROW = (
-    0.8  # samples per live row beyond which none can have zeros enough, whatever the data
-)
-_NEGATIVE_SHARE_USED = (
-    0.7  # share of the rows with a negative sign that is used, the most negative ones
-)
-_MOST_DIRECTIONS = (
-    20  # overdetermined ones per sample: so many are mixes, and more of them help no one
-)
+_MAX_SAMPLES_PER_ROW = 0.8  # per live row: beyond, none can have enough zeros, whatever the data
+_NEGATIVE_SHARE_USED = 0.7  # of the rows with a negative sign, the most negative ones
+_MOST_DIRECTIONS = 20  # overdetermined ones per sample: so many are mixes, and more help no one
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
 
 
@@ -72,8 +66,8 @@ class CascadeFinder:
     Args:
         starts: per missing sample and round; at least 128 altogether.
         steps: of the search in a round; twice as many once rounds find nothing.
-        patience: rounds without a new direction before it hands over to the paper's sampling, of rows
-            that are likely off for the missing samples.
+        patience: rounds without a new direction before it turns to the paper's sampling, of rows that
+            are likely off for the missing samples.
         max_samples: submatrices that may then be sampled; 0 gives up instead.
     """
 
@@ -98,8 +92,8 @@ class CascadeFinder:
         rows = int(factors.live_rows.sum())
         if factors.relu != "before" and factors.b > _MAX_SAMPLES_PER_ROW * rows:
             watch.remark(
-                f"a sample is told from others by {factors.b - 1} rows in which it is off, and a ReLU "
-                f"switches off about half of {rows}: attack a wider layer"
+                f"telling a sample from the others takes {factors.b - 1} rows in which it is off, "
+                f"and a ReLU switches off about half of {rows}: attack a wider layer"
             )
             return
         if factors.relative_noise > _KERNEL_NOISE_LIMIT and factors.relu != "before":
@@ -117,7 +111,7 @@ class CascadeFinder:
             return
         side = factors.outputs
         pool = CandidatePool(side, threshold=factors.b / side.size, watch=watch)
-        if factors.has_weak_sample:  # faint samples make whitened rows noisy; estimates weigh that
+        if factors.has_weak_sample:  # faint samples make white rows noisy; estimates allow for that
             for found in self._estimates(factors, generator, watch):
                 pool.keep(found, found.redundancy > 0)
             yield pool.snapshot(reserve=False)
@@ -183,7 +177,7 @@ class CascadeFinder:
         generator: torch.Generator,
         watch: Watch,
     ) -> bool:
-        """One round of the cascade; is there a new direction? More starts where there was none."""
+        """One round of the cascade; is there a new direction? More starts if the last had none."""
         watch.count("rounds")
         by_rows = (idle + (residual.missing <= _FEW_MISSING)) % 2 == 1
         with watch.stage("seek"):
@@ -203,11 +197,10 @@ class CascadeFinder:
 
 
 def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:
-    """Directions (b, b), white, solved anew for the rows that each sample's signs say are off.
+    """White directions (b, b), solved anew for the rows that each sample's signs say are off.
 
-    After many local steps fewer rows are off throughout, and a mix of two samples may pass for one.
-    It spoils the input of the one that is not there; the other's is right, and its signs give the
-    true direction.
+    After many local steps fewer rows stay off, and a mix of two samples may pass for one. It spoils the
+    input of the sample that is missing; the other's is right, and its signs give the true direction.
     """
     side, b = pool.side, factors.b
     white = unit(pool.vectors * side.scales[:, None], 0)
@@ -229,10 +222,10 @@ def _all_of(side: Side) -> int:
 
 
 def accepted(residual: BalancedProblem, found: Directions, doubtful: bool) -> Tensor:
-    """Which directions (c,) are samples: they have spare zeros and, where in doubt, fitting signs.
+    """Directions (c,) that are samples: with spare zeros and, where in doubt, fitting signs.
 
-    With few samples missing, signs that fit in every row are enough: near-duplicates of an image
-    differ in a row or two, and leave each other no zeros to spare.
+    With few samples missing, signs that fit in every row are enough: near-duplicates of an image differ
+    in a row or two, and leave each other no zeros to spare.
     """
     determined = found.redundancy > 0
     ask = determined & (doubtful | (found.redundancy < 2)) | (residual.missing <= _FEW_MISSING)
@@ -245,7 +238,7 @@ def accepted(residual: BalancedProblem, found: Directions, doubtful: bool) -> Te
 def _sample(
     pool: CandidatePool, residual: BalancedProblem, generator: torch.Generator, watch: Watch
 ) -> bool:
-    """The paper's sampling, of rows that are likely off for a sample that is missing."""
+    """The paper's sampling, of rows that are likely off for a missing sample."""
     with watch.stage("sample"):
         draw = Draw(_BLOCKS, weights=residual.weights)
         b = pool.side.white.shape[1]
@@ -269,16 +262,16 @@ def _span_cluster(pool: CandidatePool, whole: DualProblem, watch: Watch) -> bool
     if not len(span) or not pool.add_spanning(equally_weighted(q, span, whole.h)):
         return False
     watch.remark(
-        f"{len(span)} samples have the same zeros, as near-duplicates do, and mix freely: only what "
-        "they span together is known"
+        f"{len(span)} samples have the same zeros, as near-duplicates do, and mix freely: only their "
+        "span is known"
     )
     return True
 
 
 def equally_weighted(q: Tensor, span: Tensor, h: Tensor) -> Tensor:
-    """A rotation of the span (r, b) beside the found q (k, b) that weighs its members alike.
+    """The span (r, b) beside the found q (k, b), rotated so that its members weigh the same.
 
-    All members then come out as nearly the same picture, the cluster's mean.
+    All of them then come out as nearly the same picture, the cluster's mean.
     """
     c = torch.linalg.inv(torch.cat([q, span]).T)[len(q) :]  # (r, b), dual to the span
     weight = unit(c @ h)
@@ -290,11 +283,11 @@ def equally_weighted(q: Tensor, span: Tensor, h: Tensor) -> Tensor:
 
 
 def cluster(side: Side, residual: BalancedProblem) -> Tensor:
-    """Directions (r, b), white, that span the missing samples; none where they share no pattern.
+    """White directions (r, b) that span the missing samples; none if they share no pattern.
 
-    Samples with one pattern, say near-duplicates of an image, mix freely: no zeros tell them apart.
-    But the rows in which they are off leave exactly their span free, and with it the inputs of all
-    the other samples are known.
+    Samples with one pattern, such as near-duplicates of an image, mix freely: no zeros tell them
+    apart. But the rows in which they are off leave exactly their span free, and with it the inputs
+    of all other samples are known.
     """
     b = side.white.shape[1]
     needed = b - residual.missing

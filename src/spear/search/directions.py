@@ -1,4 +1,4 @@
-"""Candidate directions, columns of Q up to scale, and the protocol of all finders."""
+"""Candidate directions, columns of Q up to scale, and the protocol that all finders follow."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class Directions:
     side: Side
     vectors: Tensor  # (b, c) of unit length
     zeros: Tensor  # (rows, c) bool
-    redundancy: (
-        Tensor  # (c,) how many zero rows can be left out, whichever they are: 0, 1, or 2 and more
-    )
+    redundancy: Tensor  # (c,) how many zero rows, any of them, it can spare: 0, 1, or 2 and more
 
     def __len__(self) -> int:
         return self.vectors.shape[1]
@@ -38,15 +36,15 @@ class Directions:
 
     @property
     def sparsity(self) -> Tensor:
-        """Share of zeros each direction induces, silent rows counted as the paper does."""
+        """Share of zeros in each direction, counting silent rows as the paper does."""
         return (self.zeros.sum(0) + self.side.empty_rows) / self.side.size  # (c,)
 
 
 class Finder(Protocol):
     """Looks for directions. `invert` selects and judges after each pool it yields.
 
-    A finder ends when its budget is spent or the watch has expired. The pools it yields grow; a
-    pool on another side of the update starts anew.
+    A finder ends when its budget is spent or the watch has expired. Its pools grow; a pool on the other
+    side of the update starts anew.
     """
 
     def search(

@@ -1,15 +1,15 @@
 """The sign half: a sample's ReLU pattern is a linear function of its input.
 
-In the whitened coordinates of dL/dW = U S V^T a sample is a pair (q, c): its column of dL/dZ is
-d = U q, its input x = c U^T dL/dW, and c_i . q_j = 1 if i = j, else 0. Two facts tie the halves
+In the whitened coordinates of dL/dW = U S V^T a sample is a pair (q, c): its column of dL/dZ is d =
+U q, its input x = c U^T dL/dW, and c_i . q_j = 1 if i = j, else 0. Two facts tie the halves
 together. The bias gradient fixes every scale: c . h = 1 with h = U^T dL/db. And the preactivation
 is linear in c: z = W x + bias = H c with H = W (U^T dL/dW)^T + bias h^T, so that
 
     d is zero where z is negative:   supp(U q) = {H c > 0}.
 
-The paper looks for q by its sparsity alone and uses the signs at the end, to choose. Here each half
-helps to find the other: q shows which rows are off, the rows that are off give c, and c says of every
-row how far it is from the threshold.
+The paper looks for q by its sparsity alone and uses the signs only at the end, to choose. Here each
+half helps to find the other: q shows which rows are off, the rows that are off give c, and c says
+how far each row is from its threshold.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from spear.search.kernels import sparsest_independent, unit
 from spear.search.sign_regression import SharedTerms, fit_signs, solve_definite
 from spear.search.watch import Watch
 
-# Ridge on c in balanced coordinates, per row: what a pattern says is weighed against c ~ q, which
-# holds to a cosine of 0.8 to 0.95 on real batches. Anything from 1 to 3 serves (docs/algorithm.md).
+# Ridge on c in balanced coordinates, per row: weighs the pattern against c ~ q, which holds to a cosine
+# of 0.8 to 0.95 on real batches. Anything from 1 to 3 works (docs/algorithm.md).
 _RIDGE = 1.5
 _SWEEPS = 3  # of balancing; more change the weights by a few per cent
-_LEAST_WEIGHT = 1e-3  # a row keeps at least this weight: nothing is excluded on an estimate
-# Share of rows whose sign agrees with the zeros: 0.97 and more for samples; for mixes of samples
-# with spare zeros up to 0.93 was seen.
+_LEAST_WEIGHT = 1e-3  # that a row keeps: nothing is excluded on an estimate
+# Share of rows whose sign agrees with the zeros: 0.97 and more for samples, up to 0.93 for mixes of
+# samples with spare zeros.
 SIGN_AGREEMENT = 0.95
 _SIGN_AGREEMENT_TRAINED = 0.88  # after many local steps, in which signs change
-_POSSIBLE_MIXES = 16  # directions with the fewest zeros, which a mix is among
-_MOST_DROPPED = 4  # mixes that are looked for one by one
+_POSSIBLE_MIXES = 16  # directions with the fewest zeros, among which a mix is sought
+_MOST_DROPPED = 4  # mixes that are sought one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class DualProblem:
 
 @dataclass(frozen=True, eq=False)
 class BalancedProblem(DualProblem):
-    """Halves in coordinates in which q ~ c, rows of U of one size, and what each row is worth."""
+    """The halves in coordinates in which q ~ c and rows of U have one size, and each row's weight."""
 
     weights: Tensor  # (rows,): the chance that a row is off for a sample
     change: Tensor  # (r, r): q here = change @ q before, up to scale
@@ -65,9 +65,8 @@ def dual_problem(factors: Factors) -> DualProblem:
     """The whole problem, in the live rows."""
     live = factors.live_rows
     h = factors.bias_coordinates * factors.singular_values
-    ends, bias = (
-        factors.before_and_after
-    )  # local training moves the signs: halfway is nearest to all its steps
+    # Local training moves the signs: halfway is nearest to all its steps.
+    ends, bias = factors.before_and_after
     H = ends.mean(0) * factors.singular_values + torch.outer(bias.mean(0).squeeze(1), h)
     one = torch.eye(factors.b, dtype=h.dtype, device=h.device)
     least_agreement = SIGN_AGREEMENT if factors.protocol.one_step else _SIGN_AGREEMENT_TRAINED
@@ -77,9 +76,10 @@ def dual_problem(factors: Factors) -> DualProblem:
 def chance_off(problem: DualProblem) -> Tensor:
     """How likely each row is off for a sample (rows,), before any sample is known.
 
-    c = h / |h|^2 is the batch's mean sample (its preactivations correlate with the true mean to 0.98
-    and more on uncentred images); what is orthogonal to h spreads the samples around it. An offset
-    no larger than the mean of r centred samples would show is shrunk to nothing (James and Stein).
+    c = h / |h|^2 is the batch's mean sample (its preactivations correlate with the true mean to
+    0.98 and more on uncentred images); what is orthogonal to h spreads the samples around it. An
+    offset no larger than the mean of r centred samples would show is shrunk to nothing (James and
+    Stein).
     """
     length = problem.h.norm()
     mean = problem.H @ (problem.h / length.square())
@@ -92,11 +92,11 @@ def chance_off(problem: DualProblem) -> Tensor:
 
 
 def balance(problem: DualProblem) -> BalancedProblem:
-    """Coordinates for the search: rows of one size, weighed by the chance that they are off.
+    """Coordinates for the search: rows of one size, weighted by the chance that they are off.
 
-    A row in which every sample is active says nothing about zeros, yet carries most of the energy of
-    uncentred batches. With the rows brought to one size, and whitened under these weights (Tyler's
-    scatter), the columns of dL/dZ become nearly orthogonal, so that c ~ q.
+    A row in which every sample is active says nothing about zeros, yet carries most of the energy
+    of uncentred batches. With rows of one size, whitened under these weights (Tyler's scatter), the
+    columns of dL/dZ become nearly orthogonal, so that c ~ q.
     """
     r = problem.missing
     weights = chance_off(problem).clamp_min(_LEAST_WEIGHT)
@@ -107,13 +107,13 @@ def balance(problem: DualProblem) -> BalancedProblem:
         U = torch.linalg.solve_triangular(change, problem.U, upper=True, left=False)
     H = problem.H @ change.T
     size = H.square().mean().sqrt()
+    q_basis = torch.linalg.solve_triangular(change, problem.q_basis, upper=True, left=False)
     return BalancedProblem(
         least_agreement=problem.least_agreement,
         U=unit(U) * r**0.5,
         H=H / size,
         h=change @ problem.h / size,
-        q_basis=size
-        * torch.linalg.solve_triangular(change, problem.q_basis, upper=True, left=False),
+        q_basis=size * q_basis,
         c_basis=problem.c_basis @ change.T / size,
         weights=weights,
         change=change,
@@ -121,7 +121,7 @@ def balance(problem: DualProblem) -> BalancedProblem:
 
 
 class SignRegression:
-    """Preactivations from a guess of the pattern: ridge regression on H, towards c ~ q."""
+    """Preactivations from a guessed pattern: ridge regression on H, towards c ~ q."""
 
     def __init__(self, problem: BalancedProblem, dtype: torch.dtype, ridge: float = _RIDGE) -> None:
         rows = len(problem.H)
@@ -133,7 +133,7 @@ class SignRegression:
     def read(self, q: Tensor, activity: Tensor) -> Tensor:
         """z (rows, k) of root mean square 1, for q (r, k) and the activity of each row (rows, k).
 
-        The activity is anything that is larger where a row is on.
+        The activity can be anything that is larger where a row is on.
         """
         tiny = torch.finfo(q.dtype).tiny
         pattern = activity - activity.mean(0)
@@ -148,10 +148,10 @@ class SignRegression:
 def read_samples(
     problem: DualProblem, q: Tensor, off: Tensor, watch: Watch | None = None
 ) -> tuple[Tensor, Tensor]:
-    """c of samples whose zeros are known, from their patterns alone; b - k others may be unknown.
+    """c of samples with known zeros, from their patterns alone; b - k others may be unknown.
 
-    c is the direction that separates the rows that are on from those that are off: logistic
-    regression on the rows of H, towards c ~ q, with c orthogonal to the q of all the others found.
+    c is the direction that separates rows that are on from rows that are off: logistic regression
+    on the rows of H, towards c ~ q, with c orthogonal to the q of all the others found.
 
     Args:
         problem: the whole one.
@@ -180,7 +180,7 @@ def consistent_samples(
 ) -> tuple[Tensor, Tensor]:
     """Both halves (k, b) of those directions whose pattern some input explains.
 
-    A mix of samples has zeros as well, but no c whose signs agree with them.
+    A mix of samples has zeros too, but no c whose signs agree with them.
     """
     b, least_agreement = whole.missing, least_agreement or whole.least_agreement
     if len(q) > b:
@@ -190,7 +190,7 @@ def consistent_samples(
     for _ in range(_MOST_DROPPED):
         if bool((share >= least_agreement).all()):
             return q, c
-        # One mix spoils the reading of all it holds. It is the one without which the others fit.
+        # One mix spoils the reading of all it holds: it is the one without which the others fit.
         suspects = off.sum(1).argsort()[:_POSSIBLE_MIXES].tolist()
         others = [[j for j in range(len(q)) if j != i] for i in suspects]
         shares = [read_samples(whole, q[o], off[o], watch)[1] for o in others]
@@ -210,8 +210,8 @@ def consistent_samples(
 def agreement(problem: DualProblem, q: Tensor, off: Tensor) -> Tensor:
     """The share of rows (k,) whose sign some c explains, each direction on its own.
 
-    0.97 and more for samples. A mix of samples has zeros as well, but no c whose signs agree with
-    them, as long as the rows are many more than twice the dimensions of c.
+    0.97 and more for samples. A mix of samples has zeros too, but no c whose signs agree with them, as
+    long as there are many more rows than twice the dimensions of c.
 
     Args:
         problem: what was missing when they were found.
@@ -228,7 +228,7 @@ def deflate(problem: DualProblem, q: Tensor, c: Tensor) -> DualProblem:
     """What is left to find once k samples are known: b - k dimensions, both halves.
 
     Every missing q_j lies in {q : c_i . q = 0}, every missing c_j in {c : q_i . c = 0}. The q_i are
-    exact, so the second is exact; the c_i are read from patterns, so the first is nearly so.
+    exact, and so is the second; the c_i are read from patterns, so the first is nearly exact.
 
     Args:
         problem: the whole one.

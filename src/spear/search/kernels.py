@@ -8,20 +8,19 @@ from torch import Tensor
 from spear.factors import Side
 from spear.tolerances import UNDECIDED
 
-# A kernel of b-1 rows amplifies the update's noise by the condition of the submatrix: before it is
-# rounded, entries up to this many zero levels may be zeros. Rounding throws out what is not.
+# A kernel of b-1 rows amplifies the update's noise by the condition of the submatrix: before rounding,
+# entries up to this many zero levels may be zeros. Rounding throws out those that are not.
 _MARGIN = 30.0
-_MARGIN_NOISY = 2.0  # kernels of larger submatrices hold the noise down, and there is less room
-_PASSES = 8  # rounding passes; true directions settle in two to four
-# A row this far above the median zero is no zero (4.7 standard deviations of Gaussian noise).
-_OUTLIER = 7.0
-# A row that alone holds a direction has leverage 1, noise takes a little off; a sample's zero rows
-# share the load (about b / zeros each).
+_MARGIN_NOISY = 2.0  # kernels of larger submatrices keep the noise down, and there is less room
+_PASSES = 8  # of rounding; true directions settle in two to four
+_OUTLIER = 7.0  # medians above which a row is no zero (4.7 standard deviations of Gaussian noise)
+# A row that alone holds a direction has leverage 1, less a little noise; a sample's zero rows share the
+# load (about b / zeros each).
 _LEVERAGE_SLACK = 1e-3
-_INVERSE_STEPS = 4  # the smallest value settles in two, the second is good to a few per cent
+_INVERSE_STEPS = 4  # the smallest value settles in two, the second is then good to a few per cent
 _AT_ONCE = 1 << 22  # entries of the largest tensor: 32 MB in float64
-# Below this share of a unit vector a direction adds no rank: rounding leaves directions good to
-# 1e-5 or better, while independent ones of real batches stay above 1e-3.
+# A direction with less than this share of a unit vector adds no rank: rounding leaves directions
+# good to 1e-5 or better, and independent ones of real batches stay above 1e-3.
 INDEPENDENT = 1e-6
 _MAX_INVERSE_GRAM = 1e12  # an inverse Gram matrix this large leaves a second direction free
 
@@ -29,8 +28,8 @@ _MAX_INVERSE_GRAM = 1e12  # an inverse Gram matrix this large leaves a second di
 def round_to_kernel(side: Side, candidate: Tensor) -> tuple[Tensor, Tensor] | None:
     """The exact direction near a candidate: the kernel of ALL its zero rows, not of b-1 of them.
 
-    Overdetermined, so far more precise than the submatrix the candidate came from. Returns the
-    unit direction (b,) and its zero rows (rows,), or None where the candidate has no such kernel.
+    Overdetermined, so far more precise than the submatrix behind the candidate. Returns the unit
+    direction (b,) and its zero rows (rows,), or None if the candidate has no such kernel.
     """
     q = unit(candidate)
     zeros = (side.basis @ q).abs() <= zero_margin(side) * side.zero
@@ -60,10 +59,10 @@ def round_to_kernel(side: Side, candidate: Tensor) -> tuple[Tensor, Tensor] | No
 def _without_outlier_rows(
     side: Side, values: Tensor, zeros: Tensor, level: float
 ) -> tuple[tuple[Tensor, Tensor], float] | None:
-    """The same direction without a row or two that are nearly zero, but not quite.
+    """The same direction without a row or two that are nearly, but not quite, zero.
 
-    Such a row turns the kernel a little, and every zero pays for it: where the level falls by half
-    without the largest values, they were no zeros.
+    Such a row turns the kernel a little, at the cost of every zero: if the level falls by half without
+    the largest values, they were no zeros.
     """
     if level <= side.zero:
         return None
@@ -71,7 +70,7 @@ def _without_outlier_rows(
     kernel = _kernel(side, tight)
     if kernel is None or kernel[2] > level / 2:
         return None
-    wide = _kernel(side, kernel[1] <= UNDECIDED * side.zero)  # zeros that the few rows held badly
+    wide = _kernel(side, kernel[1] <= UNDECIDED * side.zero)  # zeros that the few rows fixed badly
     if wide is not None and wide[2] <= level / 2:
         kernel = wide
     q, values, level = kernel
@@ -79,7 +78,7 @@ def _without_outlier_rows(
 
 
 def _kernel(side: Side, zeros: Tensor) -> tuple[Tensor, Tensor, float] | None:
-    """The unit vector that vanishes on the rows best, |basis q|, and the level of its zeros."""
+    """The unit vector that comes closest to vanishing on the rows, |basis q|, and its zero level."""
     b = side.basis.shape[1]
     if int(zeros.sum()) < b - 1:
         return None
@@ -94,15 +93,15 @@ def _kernel(side: Side, zeros: Tensor) -> tuple[Tensor, Tensor, float] | None:
 def smallest_singular(A: Tensor) -> tuple[Tensor, float]:
     """The right singular vector (b,) of the smallest singular value, and the second smallest value.
 
-    By inverse iteration on the triangle of a QR decomposition: as exact as an SVD (the condition
-    number is not squared) and ten times faster. The second value is approached from above.
+    By inverse iteration on the triangle of a QR decomposition: as exact as an SVD (the condition number
+    is not squared) and ten times faster. The second value is approached from above.
     """
     rows, b = A.shape
     if rows < b or b == 1:
         _, s, Vt = torch.linalg.svd(A, full_matrices=True)
         return Vt[-1], float(s[b - 2]) if b > 1 else float("inf")
     R = torch.linalg.qr(A, mode="r").R
-    # A singular triangle (a clean kernel) is nudged by a rounding, as LAPACK's own solvers do.
+    # A singular triangle (a clean kernel) is nudged by one rounding, as LAPACK's own solvers do.
     nudge = torch.finfo(A.dtype).eps * float(R.abs().max())
     diagonal = R.diagonal()
     diagonal.copy_(torch.where(diagonal.abs() < nudge, nudge, diagonal))
@@ -143,15 +142,15 @@ def sparsest_independent(vectors: Tensor, sparsity: Tensor) -> list[int]:
 def scale(C: Tensor, bias_coordinates: Tensor) -> Tensor:
     """FixScale: rows of the inverse of unscaled directions, scaled so that c . (Q 1) = 1.
 
-    The paper's s = Qbar^-1 L^-L dL/db multiplies the columns of Qbar, so it divides the rows of
-    its inverse. A row without scale (s = 0) is no sample; it comes back as NaN.
+    The paper's s = Qbar^-1 L^-L dL/db multiplies the columns of Qbar, so it divides the rows of the
+    inverse. A row without scale (s = 0) is no sample and comes back as NaN.
     """
     s = C @ bias_coordinates  # (b,)
     return C / torch.where(s == 0, torch.nan, s)[:, None]
 
 
 def _below_gap(values: Tensor, level: float) -> float:
-    """The value in front of the largest jump from the zero level upwards."""
+    """The value just below the largest jump from the zero level upwards."""
     above = values[values > level].sort().values
     steps = torch.cat([above.new_tensor([level]), above])
     if not len(above):
@@ -160,17 +159,17 @@ def _below_gap(values: Tensor, level: float) -> float:
 
 
 def zero_margin(side: Side) -> float:
-    """How many zero levels an entry of an unrounded candidate may reach and still be a zero."""
+    """How many zero levels an entry of an unrounded candidate may reach and still be zero."""
     return _MARGIN_NOISY if side.noisy else _MARGIN
 
 
 def redundant(side: Side, directions: Tensor, zeros: Tensor) -> Tensor:
-    """Which directions are still determined by their zeros if any one zero row is left out.
+    """Directions that their zeros still determine if any one zero row is left out.
 
-    A mix of samples is zero where all of them are, and in the few more rows it was solved for: leave
-    one of these out and it is free to turn. A sample's own zeros hold it many times over. On real
-    batches this tells the two apart where sparsity does not: neurons that are off for all samples
-    make every mix look sparse. (The paper filters by sparsity alone and leaves the rest to lambda.)
+    A mix of samples is zero where all of them are, and in the few more rows it was solved for: without
+    one of these it is free to turn. A sample's own zeros hold it many times over. On real batches this
+    tells the two apart where sparsity does not, since neurons that are off for all samples make every
+    mix look sparse. (The paper filters by sparsity alone and leaves the rest to lambda.)
 
     Args:
         directions: (k, b) in the white basis, of unit length.
@@ -187,9 +186,9 @@ def redundant(side: Side, directions: Tensor, zeros: Tensor) -> Tensor:
 
 
 def redundancy(side: Side, direction: Tensor, zeros: Tensor) -> int:
-    """How many zero rows, whichever, can be left out of a direction: 0, 1, or 2 and more.
+    """How many zero rows, whichever they are, a direction can do without: 0, 1, or 2 and more.
 
-    One more row than was solved for may be zero by accident, after millions of samples; two are not.
+    After millions of samples one row beyond those solved for may be zero by accident; two are not.
     """
     A = side.white[zeros]  # (zeros, b)
     inverse = _inverse_gram(side, direction[None], zeros[None])[0]
@@ -203,7 +202,7 @@ def redundancy(side: Side, direction: Tensor, zeros: Tensor) -> int:
 
 
 def _inverse_gram(side: Side, directions: Tensor, zeros: Tensor) -> Tensor:
-    """Inverse Gram matrices of the zero rows (k, b, b), their kernel filled in by the direction."""
+    """Inverse Gram matrices of the zero rows (k, b, b), with the direction filling their kernel."""
     gram = (side.white.T * zeros[:, None].to(side.white)) @ side.white
     inverse: Tensor = torch.linalg.inv_ex(
         gram + directions[:, :, None] * directions[:, None, :]

@@ -1,11 +1,11 @@
 """Samples under noise: patterns as probabilities, directions as least squares on the pattern.
 
-Under noise no entry of dL/dZ is zero, so that kernels of few rows, and rounding to them, lead nowhere.
-But the search for both halves (starts.py) hardly notices noise: it weighs all rows. What it finds is
-brought to the precision the noise allows by going back and forth between
+Under noise no entry of dL/dZ is zero, so kernels of few rows, and rounding to them, lead nowhere.
+But the search for both halves (starts.py) hardly notices noise, because it weighs all rows. What it
+finds is brought to the precision that the noise allows by alternating between
 
-    the pattern:    how likely each row is off, from the size of U q and from the sign of H c, and
-    the direction:  the unit vector that the rows which are likely off annihilate best.
+    the pattern:    how likely each row is off, from the size of U q and the sign of H c, and
+    the direction:  the unit vector that the rows that are likely off annihilate best.
 
 With the true pattern this is as good as knowing dL/dZ itself, up to the scale (rescaling.py).
 """
@@ -36,31 +36,31 @@ from spear.search.kernels import unit
 from spear.search.starts import distinct, guess_from_rows, search_from_starts
 from spear.search.watch import Watch
 
-# A guess is off by more than the noise; zeros are first looked for at this share of a typical entry,
+# A guess is off by more than the noise: zeros are first sought at this share of a typical entry,
 # then at half of it, and so on down to the noise.
 _FIRST_ALLOWANCE = 0.3
-_SIGN_ODDS = 2.0  # log odds per typical preactivation, as long as z is itself only a guess
+_SIGN_ODDS = 2.0  # log odds per typical preactivation, as long as z itself is only a guess
 _RIDGE = 0.5  # of the signs: between a guess (1.5) and an exact pattern (0.1)
-# Share of rows, weighed by how certain they are, whose sign some input explains: 0.85 to 1 for samples
+# Share of rows, weighted by their certainty, whose sign some input explains: 0.85 to 1 for samples
 # at the paper's noisiest setting, up to 0.79 for most mixes. A few mixes reach 0.87; reading all
 # samples together (`consistent_samples`) drops those. Seen on a handful of batches.
 _SIGN_AGREEMENT = 0.85
 _SIGN_AGREEMENT_FEW, _SIGN_AGREEMENT_LAST = 0.8, 0.6
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
 _SWEEPS = 12  # of the joint refinement; patterns settle in three to six
-_SAME_COSINE = 0.98  # |cos| above which two refined directions are one
+_SAME_COSINE = 0.98  # |cos| above which two refined directions are the same
 
 
 @dataclass(frozen=True, eq=False)
 class NoiseUnits:
-    """L in coordinates in which noise is one in every entry of L p, p of unit length."""
+    """L in coordinates in which every entry of L p has noise one, for p of unit length."""
 
     basis: Tensor  # (rows, b)
     scales: Tensor  # (b,): q of the whitened problem = scales * p
 
     @staticmethod
     def of(factors: Factors) -> NoiseUnits:
-        """Noise over n inputs raises singular values, s~^2 = s^2 + n noise^2; U_j's is s~/s^2."""
+        """Noise over n inputs raises singular values: s~^2 = s^2 + n noise^2; U_j's is s~/s^2."""
         raised, noise = factors.singular_values, factors.noise
         signal = raised.square() - factors.n * noise**2
         scales = signal.clamp_min(1e-3 * raised.square()) / (noise * raised)
@@ -75,7 +75,7 @@ class NoiseUnits:
         return unit((p * self.scales[:, None]).T)
 
     def annihilated(self, off: Tensor, allowance: float = 0.0) -> Tensor:
-        """The p (b, k) that rows annihilate best, each weighed by its chance of being off (rows, k).
+        """The p (b, k) that rows annihilate best, each weighted by its chance of being off (rows, k).
 
         Best in units of its noise: |p|^2, and with an allowance that share of a typical entry of L p.
         (In units of |p| alone a guess would turn to the faintest sample, which is small everywhere.)
@@ -125,7 +125,7 @@ def estimate(
             )
             missing = deflate(whole, q, c)
         if p.shape[1]:
-            kept = (units.vector(q.T).T @ p).abs().argmax(1)  # without mixes, which fit no longer
+            kept = (units.vector(q.T).T @ p).abs().argmax(1)  # drops mixes, which no longer fit
             p, off = p[:, kept], off[:, kept]
         idle = 0 if missing.missing < fewest else idle + 1
         fewest = min(fewest, missing.missing)
@@ -136,7 +136,7 @@ def estimate(
     else:
         watch.remark(
             f"under this noise {b - missing.missing} of {b} samples show; {watch.count('starts', 0):,} "
-            "starts gave no other"
+            "starts gave no more"
         )
     yield _directions(factors, units, p, off)
 
@@ -144,10 +144,10 @@ def estimate(
 def refine_each(
     units: NoiseUnits, residual: BalancedProblem, q: Tensor, score: Tensor, *, by_sign: bool
 ) -> tuple[Tensor, Tensor]:
-    """Guesses (r, k) with their scores (rows, k), each on its own: p (b, l), and off (rows, l).
+    """Guesses (r, k) with scores (rows, k), each on its own: p (b, l) and off (rows, l).
 
-    Only those that some input explains are kept. `by_sign`: the score is a preactivation, and better
-    than q, as it is with few samples missing: their c are orthogonal to every q found.
+    Only those that some input explains are kept. With `by_sign` the score is a preactivation and better
+    than q, as with few samples missing, whose c are orthogonal to every q found.
     """
     if not q.shape[1]:
         return units.basis.new_zeros(len(units.scales), 0), units.basis[:, :0]
@@ -172,20 +172,16 @@ def refine_each(
 
 
 def _allowances(loudest: float) -> list[float]:
-    """Shares of a typical entry that count as noise, halved until they are below the noise itself."""
+    """Shares of a typical entry that count as noise, halved down to the noise itself."""
     halvings = max(1, math.ceil(math.log2(max(1.0, _FIRST_ALLOWANCE * loudest))))
     return [_FIRST_ALLOWANCE / 2**i for i in range(halvings + 1)] + [0.0]
 
 
 def _least_agreement(missing: int) -> float:
     """How well signs must agree: the fewer samples are missing, the fewer mixes there are."""
-    return (
-        _SIGN_AGREEMENT
-        if missing > _FEW_MISSING
-        else _SIGN_AGREEMENT_FEW
-        if missing > 1
-        else _SIGN_AGREEMENT_LAST
-    )
+    if missing > _FEW_MISSING:
+        return _SIGN_AGREEMENT
+    return _SIGN_AGREEMENT_FEW if missing > 1 else _SIGN_AGREEMENT_LAST
 
 
 def refine_jointly(
@@ -206,7 +202,7 @@ def refine_jointly(
         before, off = off, torch.sigmoid(by_size + by_sign.clamp(-10, 10))
         refined = units.annihilated(off)
         if bool(((refined.T @ refined).abs().fill_diagonal_(0) > _SAME_COSINE).any()):
-            break  # two have run together: the last sweep that told them apart stands
+            break  # two have merged: the last sweep that told them apart stands
         p = refined
         if torch.equal(before > 0.5, off > 0.5):
             break
@@ -214,7 +210,7 @@ def refine_jointly(
 
 
 def _odds_by_size(values: Tensor, allowance: float = 0.0) -> Tensor:
-    """Log odds (rows, k) that an entry is noise of size one, not noise on top of a gradient.
+    """Log odds (rows, k) that an entry is only noise of size one, not noise on top of a gradient.
 
     With an allowance, this share of a typical gradient counts as noise too.
     """
@@ -225,14 +221,14 @@ def _odds_by_size(values: Tensor, allowance: float = 0.0) -> Tensor:
 
 
 def _independent(p: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
-    """Those (b, l) that are not nearly one with an earlier one."""
+    """Those (b, l) that are not nearly the same as an earlier one."""
     overlap = (p.T @ p).abs().triu(1)
     new = (overlap <= _SAME_COSINE).all(0)
     return p[:, new], off[:, new]
 
 
 def _directions(factors: Factors, units: NoiseUnits, p: Tensor, off: Tensor) -> Directions:
-    """As directions of the outputs' side. Where the noise is small, only those with a sharp kernel.
+    """As directions of the outputs' side; if the noise is small, only those with a sharp kernel.
 
     A faint sample's direction that is not sharp holds more of the loud samples than of its own.
     """

@@ -1,14 +1,14 @@
 """The output layer: its inputs come out of a ReLU, its gradient is dense.
 
-There are no signs to help, but inputs are never negative, and their scale is known: with x = V c and
+There are no signs to help. But inputs are never negative, and their scale is known: with x = V c and
 c . h = 1, every sample is a point of
 
     { c : V c >= 0, c . h = 1 },
 
-and where it has b - 1 independent zeros, a vertex. Its zeros are many more than b - 1, and the more of
-them, the wider the cone of directions in which it is the farthest point: a linear programme along a
-random direction ends in a sample nearly always at b = 10, m = 400, and every fourth time at b = 20 in
-the last layer of six. The paper leaves this layer to the sampling of submatrices.
+and a vertex if it has b - 1 independent zeros. It has many more zeros than that, and the more it
+has, the wider the cone of directions in which it is the farthest point. A linear programme along a
+random direction nearly always ends in a sample at b = 10, m = 400, and every fourth time at b = 20
+in the last of six layers. The paper leaves this layer to the sampling of submatrices.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def vertices_by_linear_programme(
     generator: torch.Generator,
     watch: Watch,
 ) -> Iterator[Directions]:
-    """Linear programmes along random directions, away from the samples found, until all are there."""
+    """Linear programmes along random directions, away from samples already found, until all are."""
     side, h, b = pool.side, factors.bias_coordinates, factors.b
     idle = 0
-    # Mixes are vertices too, with fewer zeros: once there are b, a few more show whether they last.
+    # Mixes are vertices too, with fewer zeros: once there are b, a few more runs show if they last.
     while idle < b * (1 if pool.complete else patience) and not watch.expired:
         with watch.stage("seek"):
             found, _ = pool.overdetermined()
-            level = found[: len(found) * (idle % 2 == 0)]  # every other direction is free
+            level = found[: len(found) * (idle % 2 == 0)]  # every other direction is unrestricted
             point = farthest(side.white, h, away_from(level, side.white, generator))
             watch.count("programmes")
         idle += 1
@@ -53,7 +53,7 @@ def vertices_by_linear_programme(
 
 
 def away_from(found: Tensor, white: Tensor, generator: torch.Generator) -> Tensor:
-    """A random direction (b,), as rows of `white` spread it, level along all samples found (k, b)."""
+    """A random direction (b,), spread like the rows of `white`, level along the samples found."""
     noise = torch.randn(len(white), generator=generator, device=generator.device).to(white)
     direction = white.T @ noise
     if len(found):
@@ -63,10 +63,10 @@ def away_from(found: Tensor, white: Tensor, generator: torch.Generator) -> Tenso
 
 
 def farthest(white: Tensor, h: Tensor, direction: Tensor) -> Tensor | None:
-    """The c (b,) farthest along a direction with white c >= 0 and c . h = 1; None if there is no end.
+    """The c (b,) farthest along a direction with white c >= 0 and c . h = 1; None if unbounded.
 
-    Rounding leaves a sample's zeros a little negative, which moves a vertex; taking the kernel of all
-    its zeros brings it back.
+    Rounding leaves a sample's zeros slightly negative, which moves a vertex; taking the kernel of all
+    its zeros moves it back.
     """
     solution = scipy.optimize.linprog(
         -direction.cpu().numpy(),

@@ -1,8 +1,8 @@
 """Work spread over processes: the same pieces, and so the same bits, on any number of workers.
 
-A finder cuts its work into pieces whose number and content hang on the problem alone, and hands them to
-`Watch.map`. With an executor they are computed by its workers, without one here; results come back in
-the order of the pieces either way.
+A finder cuts its work into pieces whose number and content depend on the problem alone, and hands
+them to `Watch.map`. An executor's workers compute them, or this process if there is none; results
+come back in the order of the pieces either way.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from torch import Tensor
 
 from spear.errors import InvalidOption
 
-# Multiplications (a third of a second on one core) from which work is cut and sent: to cross over to a
-# worker takes it 5 to 20 ms.
+# Multiplications from which work is cut and sent (a third of a second on one core): reaching a worker
+# takes 5 to 20 ms.
 MIN_PARALLEL_WORK = 1 << 32
-# Pieces that large work is cut into, or more: two, three or four workers have as much to do each.
-_PIECES = 12
-# Pieces under way at a time: enough for as many workers. A constant, since what a lazy piece is made
-# from may hang on the results that have come back before it.
+_PIECES = 12  # that large work is cut into, at least: two, three or four workers get equal shares
+# Pieces under way at a time, enough for as many workers. A constant, because a lazy piece may depend on
+# the results that came back before it.
 _MAX_IN_FLIGHT = 16
-# Bytes of a tensor that a worker makes and drops first: from then on glibc keeps blocks of up to that
-# size, where it would return each to the system and fetch it again, a sixth of the time of a draw.
+# Bytes of a tensor that a worker first makes and drops: from then on glibc keeps blocks of up to that
+# size instead of returning and fetching each one, which takes a sixth of the time of a draw.
 _PREALLOCATED_BYTES = 30 << 20
 
 T = TypeVar("T")
@@ -48,14 +47,14 @@ def worth_distributing(multiplications: float) -> bool:
 
 
 def piece_length(items: int, multiplications: float) -> int:
-    """How many items make a piece: a twelfth of large work, all of what is small."""
+    """Items per piece: a twelfth of large work, all of small work."""
     return max(1, -(-items // _PIECES) if worth_distributing(multiplications) else items)
 
 
 def workers(count: int) -> ProcessPoolExecutor:
-    """Processes for `invert(..., executor=)`, each with one thread; they start when first needed.
+    """Processes for `invert(..., executor=)`, one thread each, started when first needed.
 
-    A script that uses them needs the guard `if __name__ == "__main__":`, as they are spawned.
+    They are spawned, so a script that uses them needs the guard `if __name__ == "__main__":`.
 
     >>> import spear, torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.ReLU(), torch.nn.Linear(40, 5))
@@ -72,7 +71,7 @@ def workers(count: int) -> ProcessPoolExecutor:
 
 
 def one_thread() -> None:
-    """Prepare a worker process: one thread, Ctrl-C left to its parent, no life after it."""
+    """Prepare a worker process: one thread, Ctrl-C left to its parent, ends with its parent."""
     torch.set_num_threads(1)
     torch.empty(_PREALLOCATED_BYTES, dtype=torch.uint8)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -80,7 +79,7 @@ def one_thread() -> None:
 
 
 def _end_with_parent() -> None:
-    """Python's pools leave their workers behind, waiting for ever, where the parent was killed."""
+    """Python's pools leave their workers waiting for ever if the parent is killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -89,10 +88,10 @@ def _end_with_parent() -> None:
 
 @dataclass(eq=False)
 class ParallelMap:
-    """Where pieces of work are computed: by an executor's workers as long as they serve, else here."""
+    """Computes pieces of work: an executor's workers do it as long as they serve, else this process."""
 
     executor: Executor | None = None
-    failure: str = ""  # why the workers are not asked any more
+    failure: str = ""  # why the workers are no longer asked
 
     @property
     def has_workers(self) -> bool:
@@ -109,12 +108,12 @@ class ParallelMap:
         """`function(*shared, *piece)` for every piece, in order, until the time is up.
 
         Args:
-            function: of a module, so that a worker can import it; takes and gives tensors, numbers, and
+            function: top-level, so that a worker can import it; takes and returns tensors, numbers, and
                 tuples or dataclasses of these.
-            shared: arguments that all pieces have in common.
-            pieces: the other arguments. They are taken as needed: the next one once the result of the
-                16th before it has been dealt with.
-            seconds_left: None where there is no limit. The first piece is always finished.
+            shared: arguments common to all pieces.
+            pieces: the other arguments, taken as needed: the next once the result of the 16th before it
+                has been dealt with.
+            seconds_left: None for no limit. The first piece is always finished.
         """
         packed = pack(shared) if self.has_workers else b""
         waiting, under_way = iter(pieces), deque[tuple[Piece, Future[bytes] | None]]()
@@ -141,7 +140,7 @@ class ParallelMap:
     def _sent(
         self, function: Callable[..., Any], shared: bytes, piece: Piece
     ) -> Future[bytes] | None:
-        """A worker's answer to come; None where the piece is to be computed here."""
+        """A worker's answer to come; None if the piece is to be computed here."""
         if self.executor is None or self.failure:
             return None
         try:
@@ -151,12 +150,12 @@ class ParallelMap:
             return None
 
     def _answer(self, future: Future[bytes] | None, seconds: float | None) -> bytes | None:
-        """What the worker says; None where it failed, `TimeoutError` where it takes too long."""
+        """What the worker says; None if it failed, `TimeoutError` if it takes too long."""
         if future is None or self.failure:
             return None
         try:
             return future.result(seconds)
-        except Exception as error:  # anything may go wrong elsewhere: then it is computed here
+        except Exception as error:  # whatever goes wrong elsewhere, compute it here
             if isinstance(error, TimeoutError) and not future.done():
                 raise
             self._failed(error)
@@ -165,8 +164,8 @@ class ParallelMap:
     def _failed(self, error: Exception) -> None:
         lines = str(error).strip().splitlines() or ["no message"]
         self.failure = (
-            f"a worker failed ({type(error).__name__}: {lines[0][:120]}), so its work and what came "
-            "after was done without workers"
+            f"a worker failed ({type(error).__name__}: {lines[0][:120]}), so its work and all that "
+            "followed was done without workers"
         )
 
 
@@ -183,7 +182,7 @@ def pack(thing: object) -> bytes:
 
 
 def unpack(packed: bytes) -> Any:
-    """What was packed: by this process or by a worker it was given, so it is trusted."""
+    """What was packed, by this process or by one of its workers, so it is trusted."""
     return pickle.loads(packed)  # noqa: S301
 
 
@@ -191,7 +190,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if not isinstance(thing, Tensor):
             return NotImplemented
-        # The order in memory is kept: products of the same numbers in another order round differently.
+        # Keep the order in memory: products of the same numbers in another order round differently.
         order = sorted(range(thing.ndim), key=thing.stride, reverse=True)
         return _tensor, (thing.detach().permute(order).contiguous().numpy(), order)
 

@@ -1,4 +1,4 @@
-"""From a guess to the exact direction: the kernel of rows that are surely off."""
+"""From a guess to the exact direction: the kernel of rows that are certainly off."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from spear.search.starts import ACTIVE
 from spear.search.watch import Watch
 from spear.tolerances import UNDECIDED
 
-# Rows a kernel is first solved from: a quarter more than needed make it well conditioned.
-_SURPLUS = 1.25
+_SURPLUS = 1.25  # rows to solve a kernel from, relative to b: more make it well conditioned
 _PASSES = 6
-_SHARP_RIDGE = 0.1  # an exact pattern needs less of a prior than a guess
+_SHARP_RIDGE = 0.1  # an exact pattern needs less prior than a guess
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
 def refine_to_kernel(
     side: Side, residual: BalancedProblem, q: Tensor, score: Tensor, watch: Watch | None = None
 ) -> Tensor:
-    """Exact directions (k', b), white, from guesses of q (r, k) and a score (rows, k): low is off.
+    """Exact directions (k', b), white, from guesses q (r, k) and scores (rows, k), low where off.
 
-    The kernel of the lowest rows is the direction, if they are all zeros and leave no second
-    direction free; if not, its own zeros, and the signs they imply, say more than the guess did.
+    The kernel of the lowest rows is the direction, if they are all zeros and leave no second direction
+    free. If not, its own zeros and the signs they imply say more than the guess did.
     """
     rows, b = side.white.shape
     if not q.shape[1]:
@@ -48,10 +47,10 @@ def refine_to_kernel(
 def _refine(side: Side, c_basis: Tensor, signs: SignRegression, q: Tensor, score: Tensor) -> Tensor:
     rows, b = side.white.shape
     U = unit(side.white) * b**0.5  # rows of one size
-    # What noise makes of a row at worst, in units of its size.
+    # The most that noise makes of a row, in units of its size.
     noise = side.zero * math.sqrt(rows) / float(side.scales[-1])
     extra = torch.full((q.shape[1],), min(rows, math.ceil(_SURPLUS * b) + 2), device=q.device)
-    kept = torch.zeros_like(score, dtype=torch.bool)  # zeros so far, which leave a direction free
+    kept = torch.zeros_like(score, dtype=torch.bool)  # zeros so far that leave a direction free
     done = torch.zeros_like(extra, dtype=torch.bool)
     for _ in range(_PASSES):
         i = (~done).nonzero().flatten()  # those still open
@@ -63,8 +62,8 @@ def _refine(side: Side, c_basis: Tensor, signs: SignRegression, q: Tensor, score
         zeros = values <= zero_margin(side) * side.zero  # (rows, open)
         clean, free = zeros.sum(0) >= used, second <= UNDECIDED * noise
         done[i] = clean & ~free
-        # Rows that leave a second sample free are kept, and a few more tell the two apart. Where a
-        # few are too many, fewer; where there is nothing to keep yet, the kernel is the better guess.
+        # Rows that leave a second sample free are kept, and a few more tell the two apart; if a few are
+        # too many, fewer. If there is nothing to keep yet, the kernel is the better guess.
         fallback = ~clean & kept[:, i].any(0)
         kept[:, i] |= zeros & clean & free
         extra[i] = torch.where(clean & free, 2 + b // 8, extra[i])
@@ -80,8 +79,8 @@ def _refine(side: Side, c_basis: Tensor, signs: SignRegression, q: Tensor, score
 def _kernels(U: Tensor, score: Tensor, used: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
     """For each column of scores, the vector (b,) that the `used` lowest rows annihilate best.
 
-    Where these leave several, the one nearest the guess. Also the second smallest singular value, in
-    units of the root mean square one. By inverse iteration on Gram matrices: rounding comes later.
+    If these leave several, the one nearest the guess. Also the second smallest singular value, relative
+    to the root mean square. By inverse iteration on Gram matrices: rounding comes later.
     """
     b = U.shape[1]
     rows = score.topk(int(used.max()), dim=0, largest=False).indices.T  # (k, t)

@@ -1,12 +1,12 @@
 """The paper's finder (Algorithm 1): kernels of random submatrices of L, filtered by sparsity.
 
-Two shortcuts that change no result. One b x b inverse holds the kernels of b submatrices at once:
-its column j vanishes on all sampled rows but the j-th. And a candidate that shows no zeros in a
-few other rows is refused without looking at the rest.
+Two shortcuts that change no result. One b x b inverse holds the kernels of b submatrices: its column j
+vanishes on all sampled rows but the j-th. And a candidate that shows no zeros in a few other rows is
+rejected without looking at the rest.
 
-One place where we leave the paper: every second step draws rows by how many of the directions found
-so far vanish there. Where inputs are not centred, samples share their zeros (a neuron that is on for
-all of them helps nobody), and such draws hit the missing directions far more often.
+One departure from the paper: every second step draws rows by how many of the directions found so far
+vanish there. If inputs are not centred, samples share their zeros (a neuron that is on for all of them
+helps nobody), and such draws hit the missing directions far more often.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from spear.search.kernels import unit
 from spear.search.watch import Watch
 
 _INVERSES = 4096  # b x b inverses per step: 20 to 40 ms on two cores at b = 20
-# Steps before draws are planned ahead, for workers: small problems are solved by then.
-_FIRST_STEPS = 4
+_FIRST_STEPS = 4  # before draws are planned ahead for workers: small problems are solved by then
 _GROUP_DRAWS = 512  # submatrices per step within one group of a prior
 _PROBES = 12  # rows a candidate is tried on first
 # A float32 kernel is good to 1e-7 times the condition of the submatrix: an entry this far below a
 # typical one may be a zero. What survives is computed again in float64.
 _PROBE_MARGIN = 2e-3
-_PROBE_ZEROS = 2  # zeros it must show there: a true direction misses it 0.3 % of the time
+_PROBE_ZEROS = 2  # zeros it must show there: a true direction fails this 0.3 % of the time
 
 
 @dataclass(frozen=True)
@@ -43,21 +42,22 @@ class SamplingFinder:
     """Algorithm 1 of the paper.
 
     Args:
-        max_samples: N, the budget of submatrices. Without it: 20 times what the theory expects, at
+        max_samples: N, the budget of submatrices. Unless given: 20 times what the theory expects, at
             least 5e7 (a minute on two cores) and at most the paper's 2e9.
-        false_rejection: p_fr, from which the sparsity threshold tau follows.
+        false_rejection: p_fr, which sets the sparsity threshold tau.
         threshold: tau itself, for layers whose gradient is not half zeros.
-        stop_match: the sparsity match at which to stop early. Without it: 1 for a clean update,
-            0.99 for a noisy one, whose patterns cannot match in every entry.
-        rows: rows of a submatrix. Without it: b-1, and b+1 for a noisy update as in the paper.
-        adaptive: let every second step draw rows by the zeros found so far; False draws uniformly
-            throughout, as the paper does.
-        independent: take one submatrix of every b rows drawn instead of all b that leave one out. These
-            overlap, so that 2b / (b+1) times as many are needed (`theory.expected_samples_narrow`),
-            but they come b for the price of two or three. True counts as the paper's lemma does.
-        at_once: blocks of b rows drawn between two looks at the pool. Counts are as fine as that.
-        prior: approximate inputs (k, n), say from an optimisation attack. Each gives the 3b rows in
-            which its preactivation is most negative, and submatrices are drawn within these.
+        stop_match: the sparsity match at which to stop early. Unless given: 1 for a clean update, 0.99
+            for a noisy one, whose patterns cannot match in every entry.
+        rows: of a submatrix. Unless given: b-1, and b+1 for a noisy update as in the paper.
+        adaptive: every second step draws rows by the zeros found so far; False always draws uniformly,
+            as the paper does.
+        independent: take one submatrix of every b rows drawn instead of all b that leave one out. Those
+            overlap, so 2b / (b+1) times as many are needed (`theory.expected_samples_narrow`), but b of
+            them cost as much as two or three. True counts as the paper's lemma does.
+        at_once: blocks of b rows drawn between two looks at the pool, the resolution of counts.
+        prior: approximate inputs (k, n), say from an optimisation attack. Each gives the 3b rows
+        with the
+            most negative preactivation, and submatrices are drawn within these.
     """
 
     max_samples: int | None = None
@@ -102,8 +102,8 @@ class SamplingFinder:
         for i, candidates, count in plan.drawn(generator):
             pool, sampled = pools[i], watch.count("submatrices", count)
             grown = pool.add(candidates)
-            # As Algorithm 1, only once b independent directions are at hand. Those in reserve are
-            # mostly mixes: a choice with them is looked at now and then.
+            # As in Algorithm 1, only once b independent directions are at hand. Those in reserve are
+            # mostly mixes: a choice with them is tried now and then.
             if (grown and pool.complete) or (sampled >= next_look[i] and pool.sufficient):
                 next_look[i] = 3 * sampled // 2
                 yield pool.snapshot()
@@ -114,10 +114,11 @@ class SamplingFinder:
         yield from (pool.snapshot() for pool in pools if len(pool) or pool.sufficient)
 
     def draw(self, pool: CandidatePool, groups: Tensor, step: int, most: int) -> Draw:
-        """What the next submatrices are drawn from: a prior's rows, zeros found so far, or all."""
+        """What the next submatrices are drawn from: a prior's rows, zeros found so far, or all rows."""
         if len(groups):
-            # A few draws of every group, many times over: a good prior's group gives the same
-            # direction each time, and to look at it thousands of times takes most of the search.
+            # A few draws from every group, many times over: a good prior's group gives the same
+            # direction each time, and looking at it thousands of times would take most of the
+            # search.
             most = min(most, max(1, _GROUP_DRAWS // pool.side.white.shape[1]))
             if pool.side.name == "outputs" and step % 4:
                 draw_number = step - step // 4  # counts the steps that take this branch
@@ -179,9 +180,7 @@ class _DrawSchedule:
             yield i, *kernels(self.pools[i].side, self.rows, generator, draw)
         sides = tuple(pool.side for pool in self.pools)
         seeded = ((i, draw, _seed(generator)) for i, draw in draws)
-        worth = (
-            0 if len(self.groups) else math.inf
-        )  # draws within a prior's groups take a millisecond
+        worth = 0 if len(self.groups) else math.inf  # a draw within a group takes a millisecond
         yield from self.watch.map(
             _seeded_kernels, (sides, self.rows), seeded, multiplications=worth
         )
@@ -189,7 +188,7 @@ class _DrawSchedule:
     def _draws(self) -> Iterator[tuple[int, Draw]]:
         """Draws for each pool in turn, from what it has found when they are asked for."""
         planned = self.watch.count("submatrices", 0)
-        for step in itertools.count(1):  # pragma: no branch: it ends by the budget or the time
+        for step in itertools.count(1):  # pragma: no branch: it ends by budget or time
             for i, pool in enumerate(self.pools):
                 if planned >= self.budget or self.watch.expired:
                     return
@@ -207,20 +206,15 @@ def _seed(generator: torch.Generator) -> int:
 def _seeded_kernels(
     sides: tuple[Side, ...], rows: int, i: int, draw: Draw, seed: int
 ) -> tuple[int, Tensor, int]:
-    """`kernels` of one of the sides, with randomness of their own."""
+    """`kernels` of one of the sides, with its own randomness."""
     side = sides[i]
     generator = torch.Generator().manual_seed(seed)
     return i, *kernels(side, rows, generator, draw)
 
 
 def _sparse_sides(factors: Factors) -> list[Side]:
-    relu = factors.relu
-    sides = []
-    if relu in ("after", "both"):
-        sides.append(factors.outputs)
-    if relu in ("before", "both"):
-        sides.append(factors.inputs)
-    return sides
+    sides = [factors.outputs] if factors.relu in ("after", "both") else []
+    return [*sides, factors.inputs] if factors.relu in ("before", "both") else sides
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +222,7 @@ class Draw:
     """How submatrices are drawn: how many b-row blocks, and from which rows."""
 
     blocks: int = _INVERSES
-    independent: bool = False  # one submatrix of each block, not all that leave a row out
+    independent: bool = False  # one submatrix from each block, not all that leave a row out
     weights: Tensor | None = None  # (rows,) heavy rows are drawn first
     among: Tensor | None = None  # (k,) indices of the only rows to draw from
 
@@ -239,11 +233,11 @@ class Draw:
         keys = torch.rand(-(-self.blocks // self.per_order(rows, size)), rows, generator=generator)
         if self.weights is None:
             return keys.to(device).argsort(1)
-        # Exponential clocks: the row that rings first is drawn in proportion to its weight.
+        # Exponential clocks: a row rings first, and is drawn, in proportion to its weight.
         return (-keys.to(device).log() / self.weights.float()).argsort(1)
 
     def submatrices(self, side: Side, rows: int) -> int:
-        """How many submatrices of so many rows `kernels` tries."""
+        """How many submatrices of this many rows `kernels` tries."""
         b = side.white.shape[1]
         available = len(side.white) if self.among is None else len(self.among)
         if b == 1 or available < max(rows, b):
@@ -254,12 +248,12 @@ class Draw:
         return -(-self.blocks // per_order) * per_order
 
     def per_order(self, rows: int, size: int) -> int:
-        """Draws taken from one order; with weights only from its first half."""
+        """Draws taken from one order; with weights, only from its first half."""
         return -(-(rows // size) // 2) if self.weights is not None else rows // size
 
 
 def kernels(side: Side, rows: int, generator: torch.Generator, draw: Draw) -> tuple[Tensor, int]:
-    """Kernels of random submatrices that may be directions, (k, b), white; and how many were tried."""
+    """Kernels of random submatrices that may be directions, white (k, b); and how many were tried."""
     if draw.among is None:
         white, basis = side.white, side.basis
     else:
@@ -276,9 +270,9 @@ def kernels(side: Side, rows: int, generator: torch.Generator, draw: Draw) -> tu
 
 
 def kernels_by_inverse(white: Tensor, generator: torch.Generator, draw: Draw) -> tuple[Tensor, int]:
-    """Kernels of (b-1)-row submatrices that look sparse: b of them from each inverse, or one.
+    """Kernels of (b-1)-row submatrices that look sparse: b from each inverse, or one.
 
-    A random order of the rows is cut into blocks of b; the rows behind a block are its probes.
+    A random order of the rows is cut into blocks of b; the rows after a block are its probes.
     """
     r, b = white.shape
     rows = white.float()  # (r, b)
@@ -290,7 +284,7 @@ def kernels_by_inverse(white: Tensor, generator: torch.Generator, draw: Draw) ->
     drawn, others = drawn[: draw.blocks], others[: draw.blocks]
     inverse = _leaving_one_out(rows[drawn], draw.independent)  # (N, b, k), k = b or 1
     values = (rows[others] @ inverse).abs()  # (N, probes, k)
-    # What a value of a kernel is typically: its length times that of a row, spread over b entries.
+    # A kernel's typical value: its length times that of a row, spread over b entries.
     typical = inverse.norm(dim=-2, keepdim=True) * (rows.norm() / (r * b) ** 0.5)
     needed = min(_PROBE_ZEROS, probes)
     sparse = (values <= _PROBE_MARGIN * typical).sum(-2) >= needed  # (N, k)
@@ -301,7 +295,7 @@ def kernels_by_inverse(white: Tensor, generator: torch.Generator, draw: Draw) ->
 
 
 def _leaving_one_out(blocks: Tensor, last_only: bool) -> Tensor:
-    """Of blocks (N, b, b) the kernels of all rows but the j-th, for every j or the last one."""
+    """The kernels of blocks (N, b, b) without the j-th row, for every j or the last one."""
     if last_only:
         last = torch.zeros_like(blocks[..., :1])
         last[:, -1] = 1
@@ -314,10 +308,10 @@ def _leaving_one_out(blocks: Tensor, last_only: bool) -> Tensor:
 def kernels_by_gram(
     basis: Tensor, rows: int, zero: float, generator: torch.Generator, draw: Draw
 ) -> tuple[Tensor, int]:
-    """For noisy updates: least-squares kernels of larger submatrices, of rank b-1 exactly.
+    """For noisy updates: least-squares kernels of larger submatrices, of rank exactly b-1.
 
-    The rank condition of the paper: the smallest singular value drowns in the noise, the second
-    smallest does not. Both are read off the inverse of the Gram matrix.
+    The paper's rank condition: the smallest singular value drowns in the noise, the second smallest
+    does not. Both are read off the inverse of the Gram matrix.
     """
     r = len(basis)
     order = draw.order(r, rows, generator, basis.device)
@@ -327,9 +321,8 @@ def kernels_by_gram(
     q = inverse @ inverse.sum(-1, keepdim=True)
     q = unit(inverse @ unit(q, -2), -2)  # three steps of inverse iteration
     smallest = (A @ q).square().sum((-2, -1))  # (N,) smallest eigenvalue of the Gram matrix
-    rest = (
-        inverse.diagonal(dim1=-2, dim2=-1).sum(-1) - 1 / smallest
-    )  # sum of the other 1/eigenvalue
+    # The sum of the other 1/eigenvalue.
+    rest = inverse.diagonal(dim1=-2, dim2=-1).sum(-1) - 1 / smallest
     noise = rows * (zero / 2) ** 2
     full = (smallest <= noise) & (rest * noise <= 1) & q.isfinite().all(-2).squeeze(-1)
     return q[full].squeeze(-1), len(chosen)

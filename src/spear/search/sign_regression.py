@@ -1,4 +1,4 @@
-"""c from a pattern: the direction that separates the rows that are on from those that are off."""
+"""c from a pattern: the direction that separates rows that are on from rows that are off."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from spear.search.kernels import unit
 from spear.search.parallel import piece_length
 from spear.search.watch import Watch
 
-# How far c may be from q when a sample is read from its pattern, relative to |q|.
-_PRIOR_WIDTH = 1.0
+_PRIOR_WIDTH = 1.0  # how far c may be from q when read from a pattern, relative to |q|
 # Softness of the signs, from coarse to fine, in units of a typical preactivation.
 _SOFTNESS = (0.3, 0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02)
 _HALVINGS = 6  # of a Newton step that overshoots
@@ -21,17 +20,17 @@ _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 @dataclass(frozen=True, eq=False)
 class SharedTerms:
-    """What the samples to be separated have in common."""
+    """What the samples to be separated share."""
 
     H: Tensor  # (rows, b): z = H c
     change: Tensor  # (b, b) to coordinates in which c ~ q
-    span: Tensor  # (b, p): c lies in this span, and what each adds to it
+    span: Tensor  # (b, p): c lies in this span, plus what each sample adds
 
 
 def fit_signs(
     shared: SharedTerms, q: Tensor, off: Tensor, own: Tensor, watch: Watch | None = None
 ) -> tuple[Tensor, Tensor]:
-    """c (k, b) in the span of the ground and `own` (k, b, o), and the share of signs that agree (k,).
+    """c (k, b) in the shared span plus `own` (k, b, o), and the share of signs that agree (k,).
 
     Args:
         shared: what all have in common.
@@ -53,7 +52,7 @@ def fit_signs(
 
 
 def _fit_signs(shared: SharedTerms, q: Tensor, off: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """`fit_signs`, for as many samples as are computed at once."""
+    """`fit_signs` for as many samples as fit at once."""
     basis = torch.cat([shared.span.expand(len(q), -1, -1), own], 2)  # (k, b, p + o)
     problem = _LogisticFits.of(shared, basis, q, off)
     x = problem.solve()
@@ -73,9 +72,9 @@ class _LogisticFits:
 
     @staticmethod
     def of(shared: SharedTerms, basis: Tensor, q: Tensor, off: Tensor) -> _LogisticFits:
-        """The regressions for c = basis @ x (k, b, p), towards c ~ q in balanced coordinates."""
+        """The regressions for c = basis @ x (k, b, p), pulled towards c ~ q in balanced coordinates."""
         H, change = shared.H, shared.change
-        sign = 1 - 2 * off.to(H)  # (k, rows): -1 off, 1 on, between the two where it is uncertain
+        sign = 1 - 2 * off.to(H)  # (k, rows): -1 off, 1 on, in between where uncertain
         guess = unit(q @ change.T)  # (k, b): c ~ q, up to sign
         along = guess @ change @ H.T  # (k, rows)
         guess *= torch.sign((along * (sign - sign.mean(1, keepdim=True))).sum(1, keepdim=True))
@@ -99,7 +98,7 @@ class _LogisticFits:
             curvature = (self.features * weight).mT @ self.features + self.prior
             step = solve_definite(curvature, slope - self.features.mT @ wrong / softness)
             along = self.features @ step
-            # The quadratic part along the step, so that a trial length costs no product.
+            # The quadratic part along the step, so that trying a length costs no product.
             linear, square = (slope * step).sum((1, 2)), (step * (self.prior @ step)).sum((1, 2))
             length, before = torch.ones_like(linear), _softplus(z, softness)
             for _ in range(_HALVINGS):
@@ -119,6 +118,6 @@ def _softplus(z: Tensor, softness: float) -> Tensor:
 
 
 def solve_definite(definite: Tensor, right: Tensor) -> Tensor:
-    """Positive definite systems, by Cholesky: batches of LU hang in some builds of MKL."""
+    """Positive definite systems, by Cholesky: batched LU hangs in some builds of MKL."""
     solution: Tensor = torch.cholesky_solve(right, torch.linalg.cholesky_ex(definite).L)
     return solution

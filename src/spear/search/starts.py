@@ -1,6 +1,6 @@
 """Guesses at missing samples: a search from many starts, and single rows.
 
-A guess is a direction q and a score for every row: the lower, the surer the row is off.
+A guess is a direction q and a score for every row: the lower, the more certainly the row is off.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from spear.search.kernels import unit
 from spear.search.parallel import worth_distributing
 from spear.search.watch import Watch
 
-# Threshold of the shrinkage in units of a typical entry, and how much the signs move it. From 0.2 to
-# 0.3 and 0.3 to 0.8 the hits per start are much the same (docs/engine.md).
+# Threshold of the shrinkage in units of a typical entry, and how much the signs move it. Hits per start
+# hardly change from 0.2 to 0.3 and from 0.3 to 0.8 (docs/engine.md).
 _SHRINK = 0.25
 _SIGN_WEIGHT = 0.5
-_NEARLY_ZERO = 0.15  # |entry| of a typical 1 that counts as nearly zero when results are ranked
-_SAME_COSINE = 0.9  # |cos| above which two results are one
-_COLUMNS = 128  # starts at a time where they are many: what belongs to them stays in the cache
-ACTIVE = 1.0  # entries above this show a row that is on, however much above
+_NEARLY_ZERO = 0.15  # |entry|, relative to a typical one, that counts as nearly zero in the ranking
+_SAME_COSINE = 0.9  # |cos| above which two results are the same
+_COLUMNS = 128  # starts at a time if there are many, so that their data stays in the cache
+ACTIVE = 1.0  # entries above this show a row that is on, however far above
 
 
 def search_from_starts(
@@ -35,9 +35,8 @@ def search_from_starts(
     """Directions (r, k) near sparse ones, the best first, and how likely each row is on (rows, k)."""
     U = problem.U.float()
     back = (problem.U * problem.weights[:, None]).float().T.contiguous()
-    search = _Search(
-        U, back, SignRegression(problem, torch.float32), problem.weights.float(), steps
-    )
+    signs = SignRegression(problem, torch.float32)
+    search = _Search(U, back, signs, problem.weights.float(), steps)
     q = _starts(U, starts, generator)
     work = 4 * U.numel() * starts * steps
     width = _COLUMNS if worth_distributing(work) else starts
@@ -50,7 +49,7 @@ def search_from_starts(
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """What all starts have in common, in float32."""
+    """What all starts share, in float32."""
 
     U: Tensor  # (rows, r)
     back: Tensor  # (r, rows) = U^T, weighed
@@ -60,9 +59,9 @@ class _Search:
 
 
 def _descend(search: _Search, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From starts (r, k) to nearly sparse directions, the scores of their rows, and their own.
+    """From starts (r, k) to nearly sparse directions, scores of their rows, and scores of their own.
 
-    q <- normalise(U^T shrink(U q, threshold)), with a threshold that is lower in rows where z says on.
+    q <- normalise(U^T shrink(U q, threshold)), with a lower threshold in rows where z says on.
     """
     U = search.U
     z = torch.zeros_like(U[:, :1])
@@ -77,10 +76,10 @@ def _descend(search: _Search, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def guess_from_rows(problem: BalancedProblem) -> tuple[Tensor, Tensor]:
-    """Guesses from single rows: in row k of what is left only a few samples are active.
+    """Guesses from single rows: few samples are active in row k of what is left.
 
-    Where it is one, the row is that sample: c = u_k / (u_k . h). Where one dominates, the signs of
-    H c are mostly its own. With few samples missing, and in uncentred batches, such rows abound.
+    If only one is, the row is that sample: c = u_k / (u_k . h). If one dominates, the signs of H c are
+    mostly its own. Such rows abound with few samples missing, and in uncentred batches.
     """
     c = problem.U / (problem.U @ problem.h)[:, None]  # (rows, r)
     z = problem.H @ c.T  # (rows, k): column k is the guess from row k
@@ -90,7 +89,7 @@ def guess_from_rows(problem: BalancedProblem) -> tuple[Tensor, Tensor]:
 
 
 def _starts(U: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Sums and differences of two rows (r, count): each row mixes the c of half the samples, c ~ q."""
+    """Sums and differences of two rows (r, count): each mixes the c of half the samples, and c ~ q."""
     pick = torch.randint(len(U), (2, count), generator=generator, device=generator.device)
     flip = torch.randint(2, (count, 1), generator=generator, device=generator.device) * 2 - 1
     first, second = unit(U)[pick.to(U.device)]
@@ -98,7 +97,7 @@ def _starts(U: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def distinct(q: Tensor, score: Tensor, limit: int) -> Tensor:
-    """Indices of at most `limit` columns, by falling score, no two of which are nearly parallel."""
+    """Indices of at most `limit` columns by falling score, no two of them nearly parallel."""
     finite = q.isfinite().all(0) & (q.norm(dim=0) > 0.5)
     order = score.argsort(descending=True)
     order = order[finite[order]]

@@ -1,4 +1,4 @@
-"""The clock of one inversion: deadline, progress, seconds per stage, counters, and its workers."""
+"""The clock of one inversion: deadline, progress, seconds per stage, counters, workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Progress:
 
 @dataclass(eq=False)
 class Watch:
-    """The clock of one inversion: deadline, progress, seconds per stage, counters; and its workers."""
+    """Deadline, progress, seconds per stage, counters and workers of one inversion."""
 
     on_progress: Callable[[Progress], None] | None = None
     max_seconds: float | None = None
@@ -52,7 +52,7 @@ class Watch:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Adds the seconds spent inside to the stage, less those of stages within it."""
+        """Add the seconds spent inside to the stage, without those of nested stages."""
         began, outer, self._inner = time.monotonic(), self._inner, 0.0
         self.stats.setdefault(name, 0.0)
         try:
@@ -75,7 +75,7 @@ class Watch:
         multiplications: float = math.inf,
         complete: bool = False,
     ) -> Iterator[T]:
-        """`function(*shared, *piece)` for every piece, in order, by the workers where it is worth it.
+        """`function(*shared, *piece)` for every piece, in order, by workers where that is worth it.
 
         Once the time is up the rest is left out, unless it must be complete. See `ParallelMap.run`.
         """
@@ -84,7 +84,7 @@ class Watch:
         return parallel.run(function, shared, pieces, left)
 
     def remark(self, words: str) -> None:
-        """What the finder has to say about how it ended; goes into the result's reason."""
+        """What the finder says about how it ended; goes into the result's details."""
         self.remarks.append(words)
 
     def report(

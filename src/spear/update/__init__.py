@@ -1,7 +1,7 @@
-"""What the server sees: a layer's update, how it came to be, and how it is read from what was sent.
+"""What the server sees: a layer's update, how it came about, and how to read it from what was sent.
 
-`observe` picks a layer of a model and reads what a client sent; `LayerUpdate` is that layer, `Protocol`
-what is known of how the update came to be. `inspect_layers` says which layers can be attacked.
+`observe` picks a layer of a model and reads what a client sent. `LayerUpdate` is that layer, `Protocol`
+what is known of how the update came about. `inspect_layers` says which layers can be attacked.
 """
 
 from spear.update.layer_update import LayerUpdate

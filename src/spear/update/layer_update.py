@@ -14,7 +14,7 @@ from spear.errors import Declined, InvalidUpdate
 from spear.update.layers import LayerReport, Relu, Traced, network_after, trace
 from spear.update.protocol import UNKNOWN_PROTOCOL, Protocol
 
-_BLOCK = 1 << 22  # entries looked at together: 4 M, so that a check never copies a large gradient
+_BLOCK = 1 << 22  # entries checked at a time, so that a check never copies a large gradient
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NO_NUMBERS = "its tensors have shapes but no numbers; load them first"
 
@@ -31,7 +31,7 @@ class LayerUpdate:
         relu: where the ReLU is: "after" the layer, "before" it, or "both".
 
     The tensors may differ in dtype (weights in float32 and a gradient sent in float16, say). They are
-    not copied; `observe` does that.
+    not copied; `observe` copies them.
 
     >>> view = LayerUpdate(
     ...     weight=torch.randn(6, 8), bias=torch.zeros(6),
@@ -43,7 +43,7 @@ class LayerUpdate:
 
     weight: Tensor = field(repr=False)
     bias: Tensor = field(repr=False)
-    weight_grad: Tensor = field(repr=False)  # what is private is in no log
+    weight_grad: Tensor = field(repr=False)  # private data stays out of logs
     bias_grad: Tensor = field(repr=False)
     relu: Relu = "after"
     layer: str | None = None
@@ -53,7 +53,7 @@ class LayerUpdate:
     considered: tuple[LayerReport, ...] = field(default=(), repr=False)
     """Every linear layer `observe` looked at, and why it was or was not taken."""
     protocol: Protocol = UNKNOWN_PROTOCOL
-    """How the update came to be, as far as it was told."""
+    """How the update came about, as far as it was told."""
     model: nn.Module | None = field(default=None, repr=False)
     """A copy of the model that `observe` was given, as it was then."""
     traced: Traced | Declined | None = field(default=None, repr=False)
@@ -69,7 +69,7 @@ class LayerUpdate:
             raise InvalidUpdate(problems)
 
     def told(self, **facts: Any) -> LayerUpdate:
-        """The same with more of its protocol known, say `samples=8`."""
+        """The same with more of its protocol known, such as `samples=8`."""
         return dataclasses.replace(self, protocol=dataclasses.replace(self.protocol, **facts))
 
     def with_model(self, model: nn.Module) -> LayerUpdate:
@@ -95,13 +95,12 @@ class LayerUpdate:
 
     @property
     def trained(self) -> bool:
-        """Is it the difference of weights before and after local training?"""
+        """Is it a difference of weights before and after local training?"""
         return self.protocol.sends != "gradient"
 
     @property
     def clipped_apart(self) -> bool:
-        """Were weight and bias gradient of a sample clipped by factors of their own? Then the bias
-        gradient does not give its scale."""
+        """Were a sample's weight and bias gradient clipped apart? Then the latter gives no scale."""
         return self.protocol.clipping == "per-layer"
 
     @property
@@ -114,7 +113,7 @@ class LayerUpdate:
 
     @property
     def precision(self) -> torch.dtype:
-        """The coarser dtype of weight and bias gradient: what their rounding is judged by."""
+        """The coarser dtype of weight and bias gradient, which sets their rounding."""
         return max(self.weight_grad.dtype, self.bias_grad.dtype, key=lambda d: torch.finfo(d).eps)
 
     @property
@@ -134,7 +133,7 @@ class LayerUpdate:
 
     @property
     def next_gradient(self) -> Tensor | None:
-        """The weight gradient of the linear layer that follows, one ReLU away, if it is known."""
+        """The weight gradient of the next linear layer, one ReLU away, if it is known."""
         following = [
             r.name for r in self.considered if self.layer is not None and r.reads == self.layer
         ]
@@ -148,8 +147,8 @@ class LayerUpdate:
         if own is None or own.reads_data:
             return ""
         words = (
-            f"these are inputs of layer {self.layer!r}, activations computed from the data by what "
-            "stands before it: the data follows as far as that can be inverted"
+            f"these are inputs of layer {self.layer!r}, activations computed from the data: the data "
+            "follows as far as the layers before it can be inverted"
         )
         return f"{words}; {own.caveat.words}" if own.caveat else words
 
@@ -160,7 +159,7 @@ class LayerUpdate:
 
 
 def tensor_problem(name: str, tensor: object, shape: torch.Size | None = None) -> str:
-    """Why a tensor cannot be part of an update, or nothing."""
+    """Why a tensor cannot be part of an update; empty if it can."""
     if not isinstance(tensor, Tensor):
         return f"{name} is a {type(tensor).__name__}, expected a tensor"
     if tensor.is_quantized:
@@ -184,7 +183,7 @@ def _problems(view: LayerUpdate) -> list[str]:
         "bias_grad": view.bias_grad,
     }
     needed = {
-        "bias": "the layer's bias tells which neurons are off; SPEAR cannot attack a layer without",
+        "bias": "the bias tells which neurons are off; SPEAR cannot attack a layer without one",
         "bias_grad": "the bias gradient gives each recovered input its scale",
     }
     problems = [
@@ -227,17 +226,17 @@ def _shape_problems(view: LayerUpdate) -> list[str]:
 
 
 def _kind_problems(parts: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
-    problems = [tensor_problem(name, part) for name, part in {**parts, **others}.items()]
-    problems = [problem for problem in problems if problem]
+    named = {**parts, **others}
+    problems = [problem for n, part in named.items() if (problem := tensor_problem(n, part))]
     problems += [
         f"{name} is complex ({part.dtype}): SPEAR attacks real layers only"
-        for name, part in {**parts, **others}.items()
+        for name, part in named.items()
         if part.is_complex()
     ]
     devices = {str(part.device) for part in parts.values()}
     if len(devices) > 1:
         problems.append(f"expected all tensors on one device, got {', '.join(sorted(devices))}")
-    layouts = [n for n, part in {**parts, **others}.items() if part.layout != torch.strided]
+    layouts = [name for name, part in named.items() if part.layout != torch.strided]
     if layouts:
         problems.append(f"{', '.join(layouts)}: expected dense tensors; call .to_dense()")
     return problems

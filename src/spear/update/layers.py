@@ -23,34 +23,24 @@ Relu = Literal["after", "before", "both"]
 
 _RELU_CALLS = {"relu", "relu_", torch.relu, torch.relu_, nn.functional.relu, nn.functional.relu_}
 _RESHAPE_CALLS = {"view", "reshape", "flatten", "contiguous", torch.flatten, torch.reshape}
-# Activations whose derivative is nowhere zero, or only in points.
+# Activations whose derivative is zero nowhere, or only in points.
 _NO_ZEROS = {
-    "LeakyReLU",
-    "PReLU",
-    "RReLU",
-    "ELU",
-    "CELU",
-    "SELU",
-    "GELU",
-    "SiLU",
-    "Mish",
-    "Softplus",
-}
-_NO_ZEROS |= {"Tanh", "Sigmoid", "LogSigmoid", "Softsign", "Hardswish"}
-_NO_ZEROS |= {
-    "leaky_relu",
-    "elu",
-    "celu",
-    "selu",
-    "gelu",
-    "silu",
-    "mish",
-    "softplus",
-    "tanh",
-    "sigmoid",
+    *("LeakyReLU", "PReLU", "RReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Softplus"),
+    *(
+        "Tanh",
+        "Sigmoid",
+        "LogSigmoid",
+        "Softsign",
+        "Hardswish",
+        "leaky_relu",
+        "elu",
+        "celu",
+        "selu",
+    ),
+    *("gelu", "silu", "mish", "softplus", "tanh", "sigmoid"),
 }
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-# Pooling after a ReLU keeps its inputs non-negative, and the zeros where a whole window is off.
+# Pooling after a ReLU keeps inputs non-negative, and zero where a whole window is off.
 _POOLING = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
@@ -70,12 +60,8 @@ class LayerReport:
     relu: Relu | None
     why: str
     reads_data: bool = False  # its inputs are the model's own, reshaped at most
-    caveat: Caveat | None = (
-        None  # what else, besides layers, stands between its inputs and the data
-    )
-    reads: str | None = (
-        None  # the linear layer whose output it reads, through a ReLU and nothing else
-    )
+    caveat: Caveat | None = None  # what, besides layers, stands between its inputs and the data
+    reads: str | None = None  # the linear layer whose output it reads, through a ReLU only
 
     @property
     def attackable(self) -> bool:
@@ -89,7 +75,7 @@ def inspect_layers(
 
     Args:
         model: as the client was sent it.
-        traced: `trace(model)`, where that was done before.
+        traced: `trace(model)`, if it was traced before.
 
     >>> net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> [(r.name, r.relu) for r in inspect_layers(net)]
@@ -148,9 +134,8 @@ def network_before(model: nn.Module, layer: str) -> nn.Module | Declined:
     nodes = list(traced.graph.nodes)
     uses = [node for node in nodes if node.op == "call_module" and node.target == layer]
     if len(uses) != 1:
-        return Declined(
-            f"layer {layer!r} is used {len(uses)} times in one forward pass, expected once"
-        )
+        words = f"layer {layer!r} is used {len(uses)} times in one forward pass, expected once"
+        return Declined(words)
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in nodes[: nodes.index(uses[0])]:
@@ -164,24 +149,24 @@ def network_before(model: nn.Module, layer: str) -> nn.Module | Declined:
 
 
 class SoftRelu(nn.Module):
-    """A ReLU whose step is as wide as its input is uncertain, so that gradients follow it smoothly."""
+    """A ReLU whose step is as wide as its input is uncertain, so that gradients vary smoothly."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.width: torch.Tensor | None = None  # broadcasts with the input; None is a hard ReLU
-        self.seen = torch.zeros(0)  # its last input, if hard
+        self.width: torch.Tensor | None = None  # broadcasts with the input; None: a hard ReLU
+        self.seen = torch.zeros(0)  # the last input of a hard one
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         if self.width is None:
             self.seen = z.detach()
             return torch.relu(z)
-        # The logistic function with this slope is the normal distribution's, to 0.01.
+        # The logistic function with this slope is the normal distribution function, to 0.01.
         width = self.width / 1.7
         return nn.functional.softplus(z / width) * width
 
 
 def soften(network: nn.Module) -> tuple[nn.Module, list[SoftRelu]]:
-    """A copy of a network from `network_after` with its ReLUs made soft, and these ReLUs in order."""
+    """A copy of a network from `network_after` with soft ReLUs, and these ReLUs in order."""
     assert isinstance(network, fx.GraphModule)
     soft = copy.deepcopy(network)
     modules = dict(soft.named_modules())
@@ -201,13 +186,13 @@ def soften(network: nn.Module) -> tuple[nn.Module, list[SoftRelu]]:
 
 
 def trace(model: nn.Module) -> Traced | Declined:
-    """The traced model, or why it cannot be traced; a traced one as it is."""
+    """The traced model, or why it cannot be traced; one that is traced comes back as it is."""
     if isinstance(model, Traced):
         return model
     training = model.training
     try:
         graph = graph_of(model)
-    except Exception as error:  # the user's forward may raise anything when fed with proxies
+    except Exception as error:  # a user's forward may raise anything when fed with proxies
         return Declined(
             f"the model's forward cannot be traced ({type(error).__name__}: {str(error)[:80]})"
         )
@@ -279,23 +264,24 @@ def _reads_data(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
 
 
 def _caveat(node: fx.Node, modules: dict[str, nn.Module]) -> Caveat | None:
-    """Random or batch-wide steps in train mode among all that leads to a node."""
+    """A random or batch-wide step in train mode anywhere before a node."""
     seen, open_ = set(), [node]
     while open_:
         for source in open_.pop().all_input_nodes:
             module = modules.get(str(source.target)) if source.op == "call_module" else None
+            name = str(source.target)
             if isinstance(module, _DROPOUT) and module.training and module.p > 0:
                 words = (
-                    f"dropout ({source.target!r}, in train mode) is active before it: what comes back "
-                    "is the client's input with random entries dropped"
+                    f"dropout ({name!r}, in train mode) is active before it: what comes back is the "
+                    "client's input with random entries dropped"
                 )
-                return Caveat(str(source.target), words)
+                return Caveat(name, words)
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
                 words = (
-                    f"batch norm ({source.target!r}, in train mode) stands before it: what comes back "
-                    "is normalised over the client's batch"
+                    f"batch norm ({name!r}, in train mode) stands before it: what comes back is "
+                    "normalised over the client's batch"
                 )
-                return Caveat(str(source.target), words)
+                return Caveat(name, words)
             if source not in seen:
                 seen.add(source)
                 open_.append(source)
@@ -309,7 +295,7 @@ def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
 
 
 def _is_transparent(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Does the node hand every value on unchanged?"""
+    """Does the node pass every value on unchanged?"""
     if node.op == "call_module":
         module = modules[str(node.target)]
         if isinstance(module, _DROPOUT):
@@ -349,15 +335,15 @@ def _inspect_registered(model: nn.Module, untraced: str) -> tuple[LayerReport, .
     return tuple(reports)
 
 
-# Torch's own tracer changes every module of the process while it runs.
+# Torch's tracer patches every module of the process while it runs.
 _one_at_a_time = threading.Lock()
 
 
 class Traced(fx.GraphModule):
-    """A module made of a graph, which takes all its memory with it.
+    """A module made of a graph that frees all its memory with it.
 
-    Torch keeps the source of every such module, for tracebacks, as long as the process lives: that
-    adds up where thousands of models are traced.
+    For tracebacks, torch keeps the source of every such module as long as the process lives, which adds
+    up over thousands of models.
     """
 
     def recompile(self) -> Any:
@@ -370,7 +356,7 @@ class Traced(fx.GraphModule):
 
 
 def graph_of(model: nn.Module) -> Traced:
-    """The model's graph; raises whatever its forward raises when it is fed with proxies."""
+    """The model's graph; raises whatever its forward raises when fed with proxies."""
     with _one_at_a_time:
         tracer = _Tracer()
         graph = tracer.trace(model)
@@ -378,10 +364,10 @@ def graph_of(model: nn.Module) -> Traced:
 
 
 class _Tracer(fx.Tracer):
-    """Takes down what its own thread does.
+    """Records what its own thread does.
 
-    While it runs, `nn.Module.__call__` and `__getattr__` come here, also those of other threads that
-    replay or train a model: they are let through.
+    While it runs, `nn.Module.__call__` and `__getattr__` of all threads come here: others, which replay
+    or train a model, are let through.
     """
 
     def __init__(self) -> None:

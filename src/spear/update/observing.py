@@ -1,4 +1,4 @@
-"""From a model and what a client sent to a layer to attack. New kinds of update come in here."""
+"""From a model and what a client sent to a layer to attack. New kinds of update enter here."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def observe(
 ) -> LayerUpdate:
     """The attackable layer of a model, as it shows in an update.
 
-    A view is a snapshot: weights and gradients are copied, so training may go on in place. Views of
-    one state of a model share one copy of it. A model that Python cannot copy is kept as it is, and
+    A view is a snapshot: weights and gradients are copied, so training may go on in place. Views of one
+    state of a model share one copy of it. A model that Python cannot copy is kept as it is, and
     `view.choice` says so: leave it unchanged until the view has been inverted.
 
-    What was sent is compared with what it is said to be. Weights that are handed in as gradients, a
-    difference handed in as weights and the like are read as what they are, and `view.mistake` says so.
+    What was sent is compared with what it is said to be. Weights given as gradients, a difference given
+    as weights and the like are read as what they are, and `view.mistake` says so.
 
     Args:
         model: the model with the weights the client was sent; or its state dict, if it is a plain
@@ -57,13 +57,13 @@ def observe(
         gradients: FedSGD: one tensor per parameter, in the order of `model.parameters()`, or a dict
             by parameter name (which may leave parameters out). Sparse ones are made dense.
         after: FedAvg instead: the state dict the client sent back.
-        difference: the weights after minus those before instead, as a list or dict like `gradients`.
-        samples: and the following say how the update came to be, as far as it is known; see
-            `Protocol`. `samples` is evidence against samples that merged or vanished, `lr`, `epochs`
-            and `local_batch_size` are needed to prove anything about several local steps.
-        batch_size: another name of `local_batch_size`.
+        difference: or the weights after minus those before, as a list or dict like `gradients`.
+        samples: this and the following say how the update came about, as far as it is known; see
+            `Protocol`. `samples` excludes samples that merged or vanished; `lr`, `epochs` and
+            `local_batch_size` are needed to prove anything about several local steps.
+        batch_size: another name for `local_batch_size`.
         protocol: all of that in one object instead.
-        layer: the layer to attack; without it, the attackable one closest to the data.
+        layer: the layer to attack; otherwise the attackable one closest to the data.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
@@ -118,7 +118,7 @@ def observe(
 
 
 def _form(gradients: object, after: object, difference: object) -> Sends:
-    """Which of the three was given; exactly one must be."""
+    """Which of the three was given; it must be exactly one."""
     forms = {"gradients": gradients, "after=": after, "difference=": difference}
     given = [form for form, value in forms.items() if value is not None]
     if len(given) != 1:
@@ -203,10 +203,8 @@ def _must_hold_numbers(model: nn.Module) -> None:
         raise InvalidUpdate(problems)
 
 
-def _without_buffers(
-    model: nn.Module, named: Sequence[Tensor | None] | Mapping[str, Tensor | None]
-) -> Sequence[Tensor | None] | Mapping[str, Tensor | None]:
-    """A state dict, and the difference of two, has the buffers as well."""
+def _without_buffers(model: nn.Module, named: Parts) -> Parts:
+    """Without the buffers that a state dict, and the difference of two, also holds."""
     if not isinstance(named, Mapping):
         return named
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
@@ -214,7 +212,7 @@ def _without_buffers(
 
 
 def _by_name(model: nn.Module, sent: Parts, what: str, notes: list[str]) -> dict[str, Tensor]:
-    """Copies of the gradients (or differences: `what` they are called) by parameter name."""
+    """Copies of the gradients (or differences, `what`) by parameter name."""
     parameters = dict(model.named_parameters())
     trainable = [name for name, p in parameters.items() if p.requires_grad]
     named = _parts(list(parameters), sent, what, trainable)
@@ -229,7 +227,7 @@ def _by_name(model: nn.Module, sent: Parts, what: str, notes: list[str]) -> dict
 def _parts(
     names: list[str], sent: Parts, what: str, trainable: Sequence[str] = ()
 ) -> dict[str, Tensor | None]:
-    """Tensors by name; a list is in the order of all parameters, or of those that are trained."""
+    """Tensors by name; a list is in the order of all parameters, or of the trained ones."""
     if isinstance(sent, Tensor):
         raise InvalidUpdate(
             [f"expected a list or dict of {what}s, one per parameter, got one tensor"]
@@ -258,7 +256,7 @@ def _copies(
         elif part.is_complex():
             notes.append(f"the {what} of {name!r} is complex: it is not compared")
         else:
-            # A copy, since p.grad is zeroed in place; as dense as the parameter itself is.
+            # A copy, because p.grad is zeroed in place; dense like the parameter itself.
             present[name] = part.detach().clone().to_dense()
     if problems:
         raise InvalidUpdate(problems)
@@ -268,7 +266,7 @@ def _copies(
 def _first_layer(
     state: Mapping[str, Tensor], parts: Parts, told: Protocol, layer: str | None, why: str
 ) -> LayerUpdate:
-    """Without a model, and weights that are no plain MLP's: the first linear layer with a bias, taken
+    """Without a model, and weights that are no plain MLP's: the first linear layer with a bias, assumed
     to be followed by a ReLU."""
     notes: list[str] = []
     named = _parts(list(state), parts, told.sends)
@@ -288,8 +286,8 @@ def _first_layer(
             f"{', '.join(map(repr, list(named)[:6]))}"
         )
     notes.append(
-        f"no model was given, and the weights are no plain MLP ({why}): the layer {one.name!r} alone "
-        "was judged, taken to be followed by a ReLU. Give the model for a proof by replay and for "
+        f"no model was given, and the weights are no plain MLP ({why}): only layer {one.name!r} was "
+        "judged, assuming that a ReLU follows it. Give the model for a proof by replay and for "
         "labels; if other layers stand before it, what comes back are their outputs, not the data"
     )
     return LayerUpdate(

@@ -1,4 +1,4 @@
-"""What weights alone tell of their model: its linear layers, and for a plain MLP all of it."""
+"""What weights alone say about their model: its linear layers, and for a plain MLP all of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Linear:
 
 
 class PlainMlp(nn.Module):
-    """Linear layers under the names their state dict gives them, ReLUs between them.
+    """Linear layers under the names of their state dict, with ReLUs between them.
 
     >>> state = {"fc1.weight": torch.ones(3, 4), "fc1.bias": torch.zeros(3),
     ...          "fc2.weight": torch.ones(2, 3), "fc2.bias": torch.zeros(2)}
@@ -59,8 +59,8 @@ class PlainMlp(nn.Module):
 def linear_layers(state: Mapping[str, Tensor]) -> list[Linear]:
     """The linear layers of a state dict, in the order in which they are most likely used.
 
-    That is the file's order if the sizes fit on to each other so, else that of their names with
-    numbers counted (safetensors sorts fc10 before fc2), else the one chain that fits.
+    By name, with numbers counted (safetensors sorts fc10 before fc2), if the sizes fit in that order;
+    else in the file's order; else in the only order that fits.
     """
     found = [
         Linear(
@@ -80,7 +80,7 @@ def linear_layers(state: Mapping[str, Tensor]) -> list[Linear]:
 
 
 def plain_mlp(state: Mapping[str, Tensor]) -> PlainMlp | Declined:
-    """The MLP with ReLUs that a state dict is of, if it can be one; else why it cannot."""
+    """The MLP with ReLUs that a state dict belongs to, if it can be one; else why it cannot."""
     layers = linear_layers(state)
     names = {f"{layer.name}.{part}" for layer in layers for part in ("weight", "bias")}
     others = [name for name in state if name not in names]
@@ -90,7 +90,7 @@ def plain_mlp(state: Mapping[str, Tensor]) -> PlainMlp | Declined:
         return Declined("fewer than two linear layers")
     if not _chained(layers):
         sizes = ", ".join(f"{layer.name}: {layer.inputs} -> {layer.outputs}" for layer in layers)
-        return Declined(f"the layers' sizes do not fit on to each other ({sizes})")
+        return Declined(f"the layers' sizes do not fit together ({sizes})")
     wrong = [
         layer.name
         for layer in layers
@@ -105,12 +105,11 @@ def plain_mlp(state: Mapping[str, Tensor]) -> PlainMlp | Declined:
 
 
 def describe_plain_mlp(state: Mapping[str, Tensor]) -> str:
-    """The guess, admitted."""
+    """The guess, in words."""
     layers = linear_layers(state)
     sizes = " -> ".join(str(n) for n in (layers[0].inputs, *(layer.outputs for layer in layers)))
     return (
-        f"no model was given: the weights were taken for a plain MLP, {sizes}, with ReLUs between its "
-        "layers"
+        f"no model was given: the weights were taken for a plain MLP, {sizes}, with ReLUs between"
     )
 
 
@@ -119,7 +118,7 @@ def _chained(layers: Sequence[Linear]) -> bool:
 
 
 def _chain(layers: Sequence[Linear]) -> list[Linear] | None:
-    """The only order in which sizes fit on to each other; None if there is none, or several."""
+    """The only order in which the sizes fit; None if there is none, or several."""
     if len(layers) > 8:
         return None
     chains = [[layer] for layer in layers]
@@ -134,6 +133,6 @@ def _chain(layers: Sequence[Linear]) -> list[Linear] | None:
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
-    parts = re.split(r"([0-9]{1,18})", name)  # ² is a digit too, and longer ones are no numbers
+    parts = re.split(r"([0-9]{1,18})", name)  # ² counts as a digit too; longer runs are no numbers
     numbers = [int(p) if p.isascii() and p.isdigit() else None for p in parts]
     return [(n is None, n or 0, p) for n, p in zip(numbers, parts, strict=True) if p]

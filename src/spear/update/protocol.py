@@ -1,4 +1,4 @@
-"""How an update came to be, as far as it is known: one vocabulary for all doors."""
+"""How an update came about, as far as it is known: one vocabulary for library, commands and Flower."""
 
 from __future__ import annotations
 
@@ -26,51 +26,43 @@ _LOCAL = (  # what only local training has
 )
 _SMALLEST_PLAUSIBLE = 1e-12  # noise and norms below it, or above its inverse, are slips
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
-# Optimisers that divide every entry by a scale of its own, or keep its sign alone.
+# Optimisers that divide every entry by a scale of its own, or keep only its sign.
 ENTRYWISE = {
-    "adam",
-    "adamw",
-    "adamax",
-    "nadam",
-    "radam",
-    "amsgrad",
-    "sparseadam",
-    "rmsprop",
-    "rprop",
+    *("adam", "adamw", "adamax", "nadam", "radam", "amsgrad", "sparseadam", "rmsprop", "rprop"),
+    *("adagrad", "adadelta", "adafactor", "lamb", "lion", "yogi", "signsgd"),
 }
-ENTRYWISE |= {"adagrad", "adadelta", "adafactor", "lamb", "lion", "yogi", "signsgd"}
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What a client does between the weights it is sent and the update it sends. None is not known.
+    """What a client does between the weights it receives and the update it sends. None: not known.
 
     Args:
         sends: "gradient"; "weights", those after local training; or "difference", these minus those
-            it was sent.
-        samples: what the update was computed from: its batch, or with local training all its data.
+            received.
+        samples: how many the update was computed from: its batch, or all data in local training.
         local_steps: steps of local training; or
         epochs: passes over the samples.
-        local_batch_size: samples of one local step; all of them unless given.
+        local_batch_size: samples in one local step; all of them unless given.
         lr: learning rate of the local steps: a number, or one for each step or epoch.
-        momentum: of SGD, as torch.optim.SGD has it.
+        momentum: of SGD, as in torch.optim.SGD.
         nesterov: likewise.
         weight_decay: likewise.
-        proximal: FedProx' mu.
+        proximal: mu of FedProx.
         optimizer: "sgd" is attacked; others are known by name.
         clip: the norm C that is clipped to.
         clipping: of each sample's gradient ("per-sample", the default for gradients), of each
             parameter's part of it ("per-layer"), or of the whole update ("global").
-        sigma: standard deviation of the noise on every entry of what is sent; or
-        noise_multiplier: z, with sigma = z C / samples for gradients, and z C for weights and where the
+        sigma: standard deviation of the noise on every entry sent; or noise_multiplier: z, where
+        sigma = z C / samples for gradients, and z C for weights and where the
             whole update is clipped; or
         epsilon: the z that has this epsilon.
         precision: of what is sent: float64, float32, float16, bfloat16, or 2-bit to 16-bit.
         pruned: share of the smallest entries that is not sent.
-        clients: whose updates the server sees added up only (secure aggregation).
+        clients: whose updates the server sees only as a sum (secure aggregation).
         reduction: of the loss over a batch, "mean" or "sum".
-        class_weights: of the loss, one a class.
-        sample_weights: of the loss, one a sample.
+        class_weights: of the loss, one per class.
+        sample_weights: of the loss, one per sample.
 
     >>> Protocol(samples=8, clip=1.0, noise_multiplier=0.1).words()
     'b = 8, C = 1, z = 0.1'
@@ -175,7 +167,7 @@ class Protocol:
         if self.sends == "gradient" and given:
             found.append(
                 f"{', '.join(f'{{{name}}}' for name in given)} belong to local training, whose clients "
-                "send weights or their difference; a gradient needs none"
+                "send weights or a difference; a gradient needs none"
             )
         if self.local_steps is not None and self.epochs is not None:
             found.append("expected {local_steps} or {epochs}, which say the same, not both")
@@ -196,24 +188,24 @@ class Protocol:
         if len(units) > 1:
             named = " and ".join(f"{{{unit}}}" for unit in units)
             found.append(f"expected noise in one unit, got {named}")
-        if self.clip is None and units in (["noise_multiplier"], ["epsilon"]):
+        counted = units in (["noise_multiplier"], ["epsilon"])
+        if self.clip is None and counted:
             found.append(
-                f"{{{units[0]}}} says how much noise there is for a clipping norm, and there is none: "
+                f"{{{units[0]}}} scales with a clipping norm, and none was given: "
                 "give {clip} (C), or the noise as {sigma}"
             )
-        counted = units in (["noise_multiplier"], ["epsilon"])
         per_sample = self.sends == "gradient" and self.clips != "global"
         if counted and per_sample and self.samples is None:
             found.append(
-                f"{{{units[0]}}} says how much noise there is in units of C / {{samples}}: give both, "
-                "or the noise as {sigma}"
+                f"{{{units[0]}}} is noise in units of C / {{samples}}: give both, or the noise as "
+                "{sigma}"
             )
         return found
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """The same from loose values: noise of 0 and an infinite epsilon are none, and who trains
-        locally sends weights unless it is said.
+        """The same from loose values: noise of 0 and infinite epsilon are none; local training sends
+        weights unless told otherwise.
 
         >>> Protocol.of(lr=0.1, sigma=0.0) == Protocol(sends="weights", lr=0.1)
         True
@@ -226,7 +218,7 @@ class Protocol:
         return cls(**values)
 
     def given(self, *names: str) -> list[str]:
-        """Those of these fields that were told something else than their default.
+        """Those of these fields that differ from their default.
 
         >>> Protocol(sends="weights", lr=0.1).given("lr", "momentum")
         ['lr']
@@ -239,14 +231,14 @@ class Protocol:
 
     @property
     def mini_batches(self) -> bool:
-        """Does a local step take fewer samples than the update? Taken for true where nobody knows."""
+        """Does a local step take fewer samples than the update? Assumed if nobody knows."""
         return self.local_batch_size is not None and (
             self.samples is None or self.local_batch_size < self.samples
         )
 
     @property
     def steps(self) -> int | None:
-        """Local steps behind one update, as far as that is known; 1 of a gradient.
+        """Local steps behind one update, as far as known; 1 for a gradient.
 
         >>> Protocol(sends="weights", lr=0.1, epochs=3, samples=10, local_batch_size=4).steps
         9
@@ -268,14 +260,13 @@ class Protocol:
 
     @property
     def rate(self) -> float:
-        """What a difference is divided by: the (mean) learning rate; 1 where it is not known, which a
-        single step does not need to know."""
+        """What a difference is divided by: the (mean) learning rate, or 1 if it is unknown."""
         if isinstance(self.lr, tuple):
             return sum(self.lr) / len(self.lr)
         return 1.0 if self.lr is None else self.lr
 
     def rates(self, steps: int) -> list[float]:
-        """The learning rate of each of so many steps.
+        """The learning rate of each of this many steps.
 
         >>> Protocol(sends="weights", lr=(0.1, 0.01), epochs=2).rates(4)
         [0.1, 0.1, 0.01, 0.01]
@@ -286,7 +277,7 @@ class Protocol:
         return [self.lr[min(last, i * len(self.lr) // steps)] for i in range(steps)]
 
     def weight_decay_factor(self, steps: int) -> float:
-        """The share of the first weights that weight decay leaves after so many steps."""
+        """The share of the first weights that weight decay leaves after this many steps."""
         weight, velocity = 1.0, 0.0
         for rate in self.rates(steps) if self.weight_decay else ():
             gradient = self.weight_decay * weight
@@ -313,19 +304,19 @@ class Protocol:
 
     @property
     def coarse(self) -> bool:
-        """Is what is sent rounded to less than float32, or pruned?"""
+        """Is what is sent pruned, or rounded to less than float32?"""
         return self.precision not in ("float32", "float64") or self.pruned > 0
 
     @property
     def clips(self) -> Clipping | None:
-        """What is clipped: as told, or as is usual for what is sent."""
+        """What is clipped: as told, or as usual for what is sent."""
         if self.clip is None or self.clipping is not None:
             return self.clipping
         return "per-sample" if self.sends == "gradient" else "global"
 
     @property
     def total(self) -> int | None:
-        """Samples behind what the server sees: those of all clients that it cannot tell apart."""
+        """Samples behind what the server sees: those of all clients it cannot tell apart."""
         return None if self.samples is None else self.samples * self.clients
 
     @property
@@ -356,7 +347,7 @@ class Protocol:
         return ", ".join(parts)
 
     def words(self, base: Protocol | None = None) -> str:
-        """What it is, or what tells it from `base`."""
+        """What it is, or how it differs from `base`."""
         return ", ".join(self._parts(base)) or "base"
 
     def _parts(self, base: Protocol | None) -> list[str]:

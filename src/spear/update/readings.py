@@ -1,14 +1,14 @@
-"""What was sent, read as gradients: by what it was said to be, unless it is plainly something else.
+"""What was sent, read as gradients: as what it was said to be, unless it is plainly something else.
 
-People hand over weights where gradients are asked for, and differences where weights are. Read as what
-it was said to be, such an update shows nothing, and "nothing recovered" is the most dangerous answer
-there is. Sizes tell weights from the rest: weights after training lie near those before it, a gradient
-or a difference does not. Where sizes leave a doubt the spectrum decides: the right reading has low
+People give weights where gradients are asked for, and differences where weights are. Read as what
+it was said to be, such an update shows nothing, and "nothing recovered" is the most dangerous wrong
+answer. Size tells weights from the rest: weights after training lie near those before; gradients
+and differences do not. Where size leaves a doubt the spectrum decides: the right reading has low
 rank.
 
-A gradient and a difference differ by their sign and a factor, which leave inputs as they are. Which of
-the two it was shows when the model is replayed (`spear.inversion`). Weight decay and other penalties
-are told by the spectrum, too (`spear.factors.penalty`).
+A gradient and a difference differ by sign and a factor, which do not change the inputs. Which of
+the two it was shows when the model is replayed (`spear.inversion`). Penalties such as weight decay
+show in the spectrum as well (`spear.factors.penalty`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from spear.tolerances import EVEN_ENTRIES, FAR_FROM_WEIGHTS, LOWER_RANK, NEAR_TH
 from spear.update.layer_update import LayerUpdate
 from spear.update.protocol import Protocol, Sends
 
-_ENTRIES_COMPARED = 1 << 20  # entries of a tensor that sizes are compared by
-_MIN_SIZE_FOR_RANK = 8  # rows and columns from which on a low rank is no accident
+_ENTRIES_COMPARED = 1 << 20  # of each tensor, to compare sizes
+_MIN_SIZE_FOR_RANK = 8  # rows and columns from which a low rank is no accident
 
 _NAMES: dict[Sends, str] = {
     "gradient": "a gradient",
@@ -54,7 +54,7 @@ def read(before: Mapping[str, Tensor], sent: Mapping[str, Tensor], told: Protoco
 
     Args:
         before: the parameters that the client was sent.
-        sent: what came back, of all of them or some.
+        sent: what came back, of all parameters or some.
         told: what it is said to be.
 
     >>> W = torch.randn(20, 30)
@@ -76,7 +76,7 @@ def read(before: Mapping[str, Tensor], sent: Mapping[str, Tensor], told: Protoco
         told = dataclasses.replace(told, sends=sends)
     if sends == "gradient":
         return Reading(dict(sent), told, mistake)
-    # Where the number of steps is not known, the spectrum tells what weight decay took off.
+    # If the number of steps is unknown, the spectrum shows what weight decay took off.
     kept = told.weight_decay_factor(told.steps) if told.steps is not None else 1.0
     rate = told.rate
     if sends == "weights":
@@ -150,12 +150,12 @@ def _tail(matrix: Tensor) -> float:
 
 
 def looks_like_adam(view: LayerUpdate) -> bool:
-    """Does the difference look like one of Adam, whose step is about as long in every entry?
+    """Does the difference look like Adam's, whose steps are about equally long in every entry?
 
-    One step of Adam moves every entry by the learning rate, up to its sign; several add up to at most
-    their number times that. So the median entry is not far from the largest. Of N entries of Gaussian
-    noise the median is 0.67 deviations and the largest sqrt(2 ln N); a gradient, a sum of products, is
-    farther spread than that. Entries that were pruned, or rounded to zero, are scattered over rows and
+    One step of Adam moves every entry by the learning rate, up to its sign; k steps move it by at
+    most k times that. So the median entry is not far from the largest. Among N entries of Gaussian
+    noise the median is 0.67 deviations and the largest sqrt(2 ln N); the entries of a gradient, a
+    sum of products, spread further. Entries pruned or rounded to zero are scattered over rows and
     columns, and count.
     """
     rows = max(1, _ENTRIES_COMPARED // view.inputs)

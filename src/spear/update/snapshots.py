@@ -1,4 +1,4 @@
-"""Private copies of models, one for each state of a model: training may go on in place."""
+"""Private copies of models, one for each state of a model, so that training may go on in place."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Snapshot:
 def snapshot(model: nn.Module) -> Snapshot:
     """A private copy of a model: parameters, buffers, train or eval mode, without gradients.
 
-    As long as the model does not change, everybody gets the same copy. Whether it changed is told by
-    comparing all its numbers with the copy's: they are read once, which costs less than the check for
-    NaN that every gradient goes through. (Version counters would be cheaper, but `p.data -= lr * g`
-    does not move them.)
+    As long as the model does not change, everybody gets the same copy. Whether it changed is found
+    by comparing all its numbers with the copy's, which costs less than the check for NaN that every
+    gradient goes through. (Version counters would be cheaper, but `p.data -= lr * g` does not move
+    them.)
 
-    Some models cannot be copied: those that hold locks or open files, say, or forbid it. These are
-    returned as they are, with the reason; nobody may train them before the view has been inverted.
+    Some models cannot be copied, such as those that hold locks or open files. They are returned as they
+    are, with the reason; nobody may train them before the view has been inverted.
 
     >>> net = nn.Linear(3, 2)
     >>> first = snapshot(net).model
@@ -63,10 +63,10 @@ def snapshot(model: nn.Module) -> Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """The last copy of one model, which goes when the model goes."""
+    """The last copy of one model; it goes when the model goes."""
 
     owner: Any  # a weak reference to the model
-    copy: Any  # gives the copy, or None if only views kept it and all are gone
+    copy: Any  # gives the copy, or None if only views held it and all are gone
     settings: list[tuple[object, ...]]
 
 
@@ -75,7 +75,7 @@ _lock = threading.RLock()
 
 
 def _forget(key: int) -> Any:
-    def forget(owner: object) -> None:  # no lock: it is called in the middle of anything
+    def forget(owner: object) -> None:  # no lock: the garbage collector may call it at any point
         kept = _copies.get(key)
         if kept is not None and kept.owner is owner:
             _copies.pop(key, None)
@@ -92,8 +92,8 @@ def _copied(model: nn.Module) -> nn.Module:
         for hooks in _hooks(module):
             foreign = [h for h in hooks.values() if id(getattr(h, "__self__", h)) not in own]
             memo.update({id(hook): hook for hook in foreign})
-        # Results of a forward pass (weight norm and pruning keep such) are no leaves, and a plain
-        # deepcopy refuses those.
+        # Results of a forward pass (weight norm and pruning keep some) are no leaves, which a plain
+        # deepcopy refuses.
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
@@ -124,7 +124,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _settings(model: nn.Module) -> list[tuple[object, ...]]:
-    """Train or eval mode, the rate of a dropout, ...: every plain attribute of every module."""
+    """Train or eval mode, dropout rates and so on: every plain attribute of every module."""
     seen: list[tuple[object, ...]] = []
     for name, module in model.named_modules():
         plain = [(key, value) for key, value in vars(module).items() if type(value) in _PLAIN]
@@ -151,7 +151,7 @@ def _hooks(module: nn.Module) -> list[dict[int, Any]]:
 
 
 def _may_refer_back(model: nn.Module) -> bool:
-    """May the copy hold the model, which would then never go? Hooks and closures stay as they are."""
+    """May the copy hold the model, which would then never go? Hooks and closures are not copied."""
     return any(
         any(_hooks(module))
         or any(isinstance(value, types.FunctionType) for value in vars(module).values())
