@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from spear.factors import factorise
-from spear.judge.partial import select_part
+from spear.judge.selection import select_part
 from spear.search.watch import Watch
 from support.planted import plant, pool_of, true_directions
 

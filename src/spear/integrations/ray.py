@@ -1,8 +1,8 @@
-"""Trials on a Ray cluster: one task a trial, one core and one thread a task.
+"""Trials on a Ray cluster: one task per trial, one core and one thread per task.
 
-Ray runs a trial again when its worker or its machine dies; rows come back as they are done. Every
-machine needs spear-fl installed in the same version, and the datasets at the same path. The command
-runs on a machine that belongs to the cluster.
+Ray runs a trial again when its worker or machine dies; rows come back as they finish. Every machine
+needs the same version of spear-fl and the datasets at the same path. The command runs on a machine
+that belongs to the cluster.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _NAME = "ray"
 _RETRIES = 2  # of a trial whose worker died
-_WINDOW = 4  # tasks that are given to Ray at a time, per core: the others cost no memory yet
-_POLL_SECONDS = 0.5  # seconds between two looks at the clock
-_QUEUE_TIMEOUT = 0.1  # seconds for a look at the board
+_WINDOW = 4  # tasks per core that Ray has at a time: the others take no memory yet
+_POLL_SECONDS = 0.5
+_QUEUE_TIMEOUT = 0.1  # seconds to wait for the progress queue
 _DIED = (WorkerCrashedError, NodeDiedError, OutOfMemoryError, ObjectLostError)
 
 
@@ -50,9 +50,9 @@ class RayEngine:
     """Tasks on a Ray cluster.
 
     Args:
-        address: of a cluster that this machine belongs to, as host:port, or "auto" for the one that
-            runs here; it is left running. Without it and without RAY_ADDRESS, one is started here
-            and stopped afterwards.
+        address: of a cluster that this machine belongs to, as host:port, or "auto" for the one running
+            here; it is left running. Without it and without RAY_ADDRESS, one is started here and
+            stopped afterwards.
         workers: trials at a time; one per core of the cluster unless given.
         max_seconds: a trial that runs longer is stopped, and its row says so.
 
@@ -73,7 +73,7 @@ class RayEngine:
     def run(
         self, trials: Sequence[Trial], work: Work, on_step: OnStep
     ) -> Iterator[tuple[Row, Mapping[str, bytes]]]:
-        """Rows with their pictures, in the order in which they are done."""
+        """Rows with their pictures, in the order in which they finish."""
         with session(self.address, self.workers):
             task, board = _task(_attempt), _Reader(on_step)
             waiting = deque(trials)
@@ -97,13 +97,13 @@ class RayEngine:
                 ray.kill(board.actor)
 
     def _window(self) -> int:
-        """Tasks under way; asked each time, since machines come and go."""
+        """Tasks under way; asked each time, because machines come and go."""
         return self.workers or max(1, int(_WINDOW * ray.cluster_resources().get("CPU", 0)))
 
     def _given_up(self, running: Mapping[Any, _Run]) -> list[tuple[Any, str, Status]]:
         found = []
         for reference, run in running.items():
-            if run.attempts > 1 + _RETRIES:  # Ray itself never gives up where memory runs out
+            if run.attempts > 1 + _RETRIES:  # Ray itself never gives up when memory runs out
                 found.append((reference, _died(run.attempts - 1), Status.FAILED))
             elif self.max_seconds is not None and run.took > self.max_seconds:
                 words = f"stopped after {self.max_seconds:g} s"
@@ -113,7 +113,7 @@ class RayEngine:
 
 @dataclass
 class _Run:
-    """A trial that Ray has, and what is known of it here."""
+    """A trial that Ray runs, and what we know about it."""
 
     trial: Trial
     attempts: int = 0
@@ -132,7 +132,7 @@ class _Began:
 
 
 class _ProgressQueue:
-    """Where trials say how far they are, in a process of its own."""
+    """Where trials report how far they are, in a process of its own."""
 
     def __init__(self) -> None:
         self.told: list[Step | _Began] = []
@@ -146,10 +146,10 @@ class _ProgressQueue:
 
 
 class _Reader:
-    """Reads the board, and never waits for it for long."""
+    """Reads the queue, and never waits for it for long."""
 
     def __init__(self, on_step: OnStep) -> None:
-        here = ray.get_runtime_context().get_node_id()  # it lives and dies with this machine
+        here = ray.get_runtime_context().get_node_id()  # the queue lives and dies with this machine
         place = NodeAffinitySchedulingStrategy(here, soft=False)
         options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": place}
         self.actor: Any = ray.remote(_ProgressQueue).options(**options).remote()
@@ -157,12 +157,12 @@ class _Reader:
         self.asked: Any = None
 
     def read(self, runs: Mapping[str, _Run]) -> None:
-        """Tell the steps on, and take down which trials have begun."""
+        """Pass steps on, and note which trials have begun."""
         self.asked = self.asked or self.actor.take.remote()
         if not ray.wait([self.asked], timeout=_QUEUE_TIMEOUT)[0]:
             return  # its process is not up yet
         told: list[Step | _Began] = []
-        with suppress(RayError):  # it died and comes back: only steps are lost
+        with suppress(RayError):  # it died and will come back: only steps are lost
             told = ray.get(self.asked)
         self.asked = None
         for message in told:
@@ -176,13 +176,13 @@ class _Reader:
 
 
 def _task(function: Callable[..., Any]) -> Any:
-    """A remote function that has one core, one thread, and more lives than one."""
+    """A remote function with one core and one thread, retried if its worker dies."""
     options = {"num_cpus": 1, "max_retries": _RETRIES, "runtime_env": {"env_vars": THREADS}}
     return ray.remote(function).options(**options)
 
 
 def _attempt(trial: Trial, work: Work, board: Any) -> tuple[Row, Mapping[str, bytes]]:
-    """A trial, on the machine that Ray has chosen."""
+    """One trial, on the machine that Ray chose."""
     import torch
 
     torch.set_num_threads(1)
@@ -206,18 +206,17 @@ def _died(times: int) -> str:
 
 
 def _unwrapped(error: RayError) -> Exception:
-    """The error of ours that a task raised, or what kept Ray from running it."""
+    """Our own error that a task raised, or what kept Ray from running it."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, SpearError):
         return cause
     first = (str(cause).strip() or "no reason given").splitlines()[0]
     cure = (
-        "expected spear-fl on every machine, in the version that is here"
-        if isinstance(error, RayTaskError)  # a machine did what it was told, and could not
-        else "see Ray's logs, and give the command again: rows that are done are kept"
+        "expected the same version of spear-fl on every machine as here"
+        if isinstance(error, RayTaskError)  # the task ran and failed
+        else "see Ray's logs, then run the command again: finished rows are kept"
     )
-    words = f"a trial could not be run on Ray ({type(cause).__name__}: {first}): {cure}"
-    return ClusterError(words)
+    return ClusterError(f"a trial could not run on Ray ({type(cause).__name__}: {first}): {cure}")
 
 
 @dataclass(eq=False)
@@ -225,7 +224,7 @@ class RayExecutor(Executor):
     """`concurrent.futures` on a Ray cluster: `submit` makes a task of one core and one thread.
 
     Args:
-        address: as RayEngine has it.
+        address: as for RayEngine.
         workers: cores of a cluster that is started here.
     """
 
@@ -239,7 +238,7 @@ class RayExecutor(Executor):
         self._task = _task(_call)
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """Its future raises what the function raised, as it was."""
+        """The future raises what the function raised, as it was."""
         future: Future[_T] = Future()
         future.set_running_or_notify_cancel()
         reference = self._references[future] = self._task.remote(fn, args, kwargs)
@@ -257,7 +256,7 @@ class RayExecutor(Executor):
         self._references.pop(future, None)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Waits for what runs, whatever `wait` says: without the connection it would be lost."""
+        """Waits for running tasks whatever `wait` says: without the connection they would be lost."""
         for future, reference in list(self._references.items()):
             if cancel_futures:
                 ray.cancel(reference, force=True)

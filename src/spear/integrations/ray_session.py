@@ -1,4 +1,4 @@
-"""A connection to a Ray cluster: the one that is given, or one of our own."""
+"""A connection to a Ray cluster: the one given, or one of our own."""
 
 from __future__ import annotations
 
@@ -19,30 +19,29 @@ import ray
 from spear.errors import ClusterError, InvalidOption
 
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-_REACHED = 5.0  # seconds until a machine counts as not there
-_JOINED = 60.0  # seconds until a cluster counts as not there; it takes 2 to 10 to join one
+_REACHED = 5.0  # seconds after which a machine counts as not there
+_JOINED = 60.0  # seconds after which a cluster counts as not there; joining takes 2 to 10
 _PREFIX, _INSIDE = "ray-", "r"  # of a cluster's folder, and what Ray gets of it
-_SHORT = 30  # characters of a folder's name: a socket's may have 107, and Ray adds to it
+_SHORT = 30  # characters of the folder's name: Ray adds to it, and a socket's may have 107
 _QUIET: Any = {"log_to_driver": False, "logging_level": "ERROR"}
-# Ray keeps the first token of a process, so there is one for all the clusters we start.
+# A process keeps the first token that Ray saw, so all clusters we start share one.
 _TOKEN = secrets.token_hex(32)
 
 
 @contextmanager
 def session(address: str | None, workers: int | None) -> Iterator[None]:
-    """Connected within; a cluster of our own is stopped afterwards, another is left running."""
+    """Connected inside; afterwards a cluster of our own is stopped, any other is left running."""
     if ray.is_initialized():
         if address is not None:
             raise InvalidOption(
-                f"expected no address beside the Ray cluster that this process uses already, got "
+                "expected no address beside the Ray cluster that this process uses already, got "
                 f"{address!r}: leave it out, or call ray.shutdown() first"
             )
         yield  # the caller's, who also ends it
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its makers otherwise
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # as newer ones do; else it warns
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports to its makers
+    # As newer versions do; otherwise it warns.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
         with _own(workers):
@@ -58,8 +57,8 @@ def session(address: str | None, workers: int | None) -> Iterator[None]:
 
 @contextmanager
 def _own(workers: int | None) -> Iterator[None]:
-    """A cluster of this machine alone; its files go with it."""
-    # Other users of this machine reach its ports, too: they do not have the token.
+    """A cluster on this machine alone; its files go with it."""
+    # Other users of this machine can reach its ports, but do not have the token.
     ours = os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN) is _TOKEN
     with loopback_cluster() as folder:
         try:
@@ -73,12 +72,12 @@ def _own(workers: int | None) -> Iterator[None]:
 
 @contextmanager
 def loopback_cluster() -> Iterator[str]:
-    """Within, a Ray that is started here talks to this machine only, and keeps its files to its owner.
+    """Inside, a Ray that is started here talks to this machine only, and keeps its files private.
 
-    Ray has no public way to say so. On Linux it takes 127.0.0.1 for the machine's own address, and
-    listens there; on macOS and Windows it does not, which a constant decides. The process of its
-    dashboard, left out or not, asks the metadata services of three clouds where it is, even with usage
-    reports switched off. And its logs and spilled objects are for all to read, in a folder that stays.
+    Ray has no public option for that. On Linux it takes 127.0.0.1 for the machine's own address and
+    listens there; on macOS and Windows a constant decides. Its dashboard process, even when left
+    out, asks the metadata services of three clouds where it is, also with usage reports switched
+    off. And its logs and spilled objects lie readable for all in a folder that stays.
     """
     from ray._private import node, ray_constants
 
@@ -92,7 +91,7 @@ def loopback_cluster() -> Iterator[str]:
             tempfile.TemporaryDirectory("", _PREFIX, short, ignore_cleanup_errors=True)
         )
         stack.enter_context(_held(Path(ours)))
-        folder = os.path.join(ours, _INSIDE)  # which Ray opens to all: the one around it is closed
+        folder = os.path.join(ours, _INSIDE)  # Ray opens this one to all; the outer one is closed
         os.mkdir(folder)
         stack.enter_context(_replaced(ray_constants, "ENABLE_RAY_CLUSTER", False))
         stack.enter_context(_replaced(node.Node, "start_api_server", not_started))
@@ -125,7 +124,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[bool]:
-    """Is nobody else at work in the folder? Within, it is ours, as long as this process lives."""
+    """Is nobody else using the folder? Inside it is ours, as long as this process lives."""
     if sys.platform == "win32":
         yield False
         return
@@ -144,7 +143,7 @@ def _held(folder: Path) -> Iterator[bool]:
 
 
 def _remove_abandoned(place: Path) -> None:
-    """Files of clusters whose owner was killed: nobody else removes them."""
+    """Remove files of clusters whose owner was killed: nobody else does."""
     for folder in place.glob(f"{_PREFIX}*/{_INSIDE}"):
         with suppress(OSError), _held(folder.parent) as free:
             if free and folder.stat().st_uid == os.getuid():
@@ -164,14 +163,14 @@ def _start(folder: str, workers: int | None) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ClusterError(
-            f"Ray does not start on this machine ({first}): use --engine local, or --address"
+            f"Ray does not start on this machine ({first}): use --engine local, or give --address"
         ) from error
 
 
 def _check(address: str) -> None:
-    """Ray itself tries a wrong address for minutes, and may end the process: ask before.
+    """Ray itself tries a wrong address for minutes and may end the process, so ask first.
 
-    First whether anybody listens, then whether it is Ray, in a process that can be ended.
+    First whether anybody listens, then whether it is Ray, in a process that can be killed.
     """
     if address != "auto":
         _reach(address)

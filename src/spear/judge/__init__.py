@@ -9,10 +9,9 @@ from spear.judge import verdict
 from spear.judge.causes import Cause, Proof
 from spear.judge.certificate import Certificate, certify, certify_either_sign
 from spear.judge.layer import mark_unscaled
-from spear.judge.partial import approximate_inputs, select_part
 from spear.judge.replay import Loss
 from spear.judge.rescaling import rescale
-from spear.judge.selection import Selection, select
+from spear.judge.selection import Selection, approximate_inputs, select, select_part
 from spear.judge.verdict import Outcome, SearchEnd, SearchSummary, Verdict
 
 __all__ = [

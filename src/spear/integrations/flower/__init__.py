@@ -1,6 +1,6 @@
 """Flower: what the replies of a real federation give away, seen from the server or from a client.
 
-Two lines in somebody's ServerApp:
+Two lines in a ServerApp:
 
     from spear.integrations.flower import Audited
     strategy = Audited(strategy, model=Net(), lr=0.01)
@@ -12,8 +12,8 @@ import os
 
 from spear.errors import MissingExtra
 
-# Flower, and the Ray of its simulations, report to their makers unless told not to: an audit does not.
-# Flower reads this when it is imported; if it was before, or a variable is set, that stands.
+# Flower, and the Ray of its simulations, report to their makers unless told not to. Flower reads this
+# when it is imported; if that came first, or a variable is set, it stands.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 

@@ -1,10 +1,11 @@
-"""One update of a Flower client, attacked: the part that the strategy and the mod share."""
+"""One update of a Flower client, attacked: what the strategy and the mod share."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,15 @@ from torch import Tensor, nn
 
 from spear.errors import Declined, InvalidOption, SpearError
 from spear.files import named
-from spear.integrations.flower.arrays import Arrays, Layout, Masked, tensors
-from spear.integrations.flower.hints import guessed_format, what_to_tell
-from spear.integrations.flower.training import assumed, of_client
+from spear.integrations.flower.messages import (
+    Arrays,
+    Layout,
+    Masked,
+    assumed,
+    of_client,
+    tensors,
+    untold,
+)
 from spear.inversion import Inversion, Outcome, invert
 from spear.judge import Loss
 from spear.report import Finding, ImageFormat, Truth, compare
@@ -35,7 +42,7 @@ from spear.update import (
 
 @dataclass(frozen=True, eq=False)
 class Private:
-    """A client's samples: inputs (b, ...), labels (b,) and names (b,) if they are known."""
+    """A client's samples: inputs (b, ...), and labels (b,) and names (b,) if known."""
 
     inputs: Tensor
     labels: Tensor | None = None
@@ -72,14 +79,14 @@ class Private:
 def compared(
     recovered: Tensor, private: Private | None, image_format: ImageFormat | None
 ) -> tuple[Truth | None, list[str]]:
-    """The truth beside what was recovered, and remarks if they cannot be compared."""
+    """The truth beside what was recovered, and a remark if they cannot be compared."""
     if private is None:
         return None, []
     true, found = private.inputs.detach().cpu().flatten(1), recovered.detach().cpu()
     if true.shape[1] != found.shape[1]:
         return None, [
-            f"samples have {true.shape[1]} values and the layer {found.shape[1]} inputs: what came "
-            "back are features of them, and is not compared with the truth"
+            f"samples have {true.shape[1]} values and the layer {found.shape[1]} inputs: these are "
+            "features of the samples, and are not compared with the truth"
         ]
     return compare(found, true, private.labels, names=private.names, image_format=image_format), []
 
@@ -92,9 +99,9 @@ class Examined:
     protocol: Protocol
     seconds: float = 0.0
     interrupted: bool = False
-    features: str | None = None  # the layer's name, where its inputs are not the data itself
+    features: str | None = None  # the layer's name, if its inputs are not the data itself
     mistake: str = ""  # what the reply was said to be and is not
-    masked: bool = False  # did secure aggregation leave nothing to attack in it?
+    masked: bool = False  # did secure aggregation leave nothing to attack?
 
     @property
     def attacked(self) -> bool:
@@ -114,8 +121,6 @@ class Examined:
         reason = self.finding.reason
         if not self.attacked:
             return reason
-        if self.finding.outcome is Outcome.EXACT:
-            reason = reason.split("; ")[0]
         if self.features and self.finding.recovered:
             reason = f"features (activations of {self.features!r}), not the data: {reason}"
         return f"{self.finding.outcome.name}, {reason}"
@@ -127,43 +132,34 @@ Model = nn.Module | Callable[[], nn.Module]
 
 
 class Options(TypedDict, total=False):
-    """What is known of the clients, and how much the attack may spend on each."""
+    """What is known of the clients, and how much the attack may spend on each.
+
+    Up to `sends` these are fields of `spear.Protocol`; see there. If lr, epochs, the batch size or
+    momentum is not given, it is read from a reply's metrics or from the train config.
+    """
 
     lr: float | None
-    """Of the clients' SGD. Unless given: key "lr" of a reply's metrics, or of the train config. This
-    and the following are `spear.Protocol`'s; see there."""
     epochs: int | None
-    """Likewise "local-epochs" or "epochs"."""
     local_steps: int | None
     local_batch_size: int | None
-    """Likewise "batch-size"."""
-    batch_size: int | None
-    """Another name of it."""
+    batch_size: int | None  # another name of it
     momentum: float
     nesterov: bool
     weight_decay: float
     proximal: float
-    """FedProx' mu; the strategy puts it in the train config."""
-    optimizer: str
-    """"sgd"; with any other nothing is attacked, and the report says why."""
+    optimizer: str  # with any other than "sgd" nothing is attacked, and the report says why
     clip: float | None
     clipping: Clipping | None
     sigma: float | None
-    """Noise that clients add to every entry of what they send; or"""
     noise_multiplier: float | None
     precision: str
     pruned: float
     class_weights: Sequence[float] | None
-    sends: Sends
-    """"weights" (a state dict), "difference" (weights minus those received) or "gradient"."""
-    layer: str | None
-    """The layer to attack; chosen unless given."""
-    loss: Loss | None
-    """The clients' loss; cross-entropy unless given."""
-    image_format: ImageFormat | None
-    """How inputs are shown as pictures; guessed for usual sizes unless given."""
-    max_seconds: float
-    """For one reply; 30 unless given."""
+    sends: Sends  # "weights" (a state dict) unless given, "difference" or "gradient"
+    layer: str | None  # the layer to attack; chosen unless given
+    loss: Loss | None  # the clients' loss; cross-entropy unless given
+    image_format: ImageFormat | None  # how to show inputs; guessed for usual sizes unless given
+    max_seconds: float  # for one reply; 30 unless given
 
 
 @dataclass(eq=False)
@@ -182,7 +178,7 @@ class Examiner:
     def new(
         model: Model | None, options: Mapping[str, Any], beside: Sequence[str] = ()
     ) -> Examiner:
-        """With every option checked before the first round; `beside` are the caller's own."""
+        """Checks every option before the first round; `beside` are the caller's own."""
         unknown = sorted(set(options) - set(Options.__annotations__))
         if unknown:
             known = ", ".join(["model", *beside, *Options.__annotations__])
@@ -205,7 +201,7 @@ class Examiner:
         return None if self.model is None else Layout.of(self.model)
 
     def match_model(self, before: Arrays) -> None:
-        """Make sure that the model is the one these arrays are of; or recognise it from them."""
+        """Make sure that these arrays belong to the model, or recognise it from them."""
         if self.model is not None:
             Layout.of(self.model).named(before)
             return
@@ -213,9 +209,8 @@ class Examiner:
         recognised = plain_mlp(state)
         if isinstance(recognised, Declined):
             raise InvalidOption(
-                f"expected the weights of a plain MLP, which need no model, but "
-                f"{recognised.reason}: give "
-                "the clients' model, Audited(strategy, model=Net())"
+                "expected the weights of a plain MLP, which need no model, but "
+                f"{recognised.reason}: give the clients' model, Audited(strategy, model=Net())"
             )
         self.model = recognised
         self.assumed.append(describe_plain_mlp(state))
@@ -232,7 +227,7 @@ class Examiner:
         private: Private | None = None,
         examples: float | None = None,
     ) -> Examined:
-        """Attack one update. A bad one is a finding that says so, never an error."""
+        """Attack one update. A bad one becomes a finding that says so, never an error."""
         began = time.monotonic()
         notes = [*notes, *self.assumed, *assumed(protocol)]
         try:
@@ -240,7 +235,7 @@ class Examiner:
             result = invert(view, loss=self.loss, max_seconds=self.max_seconds)
             notes += what_to_tell(result, view, examples)
             finding = self._finding(name, result, view, notes, private)
-        except Exception as error:  # whatever it is, the federation goes on
+        except Exception as error:  # whatever happens, the federation goes on
             return self.unaudited(name, error, notes, seconds=time.monotonic() - began)
         return Examined(
             finding,
@@ -259,16 +254,11 @@ class Examiner:
         notes: Sequence[str],
         private: Private | None,
     ) -> Finding:
-        image_format = (
-            self.image_format
-            if self.image_format and self.image_format.inputs == view.inputs
-            else None
-        )
-        shown, words = (
-            (image_format, []) if self.image_format else guessed_format(view, result.inputs)
-        )
-        if self.image_format and image_format is None:
-            shape = " x ".join(map(str, self.image_format.shape))
+        given = self.image_format
+        image_format = given if given and given.inputs == view.inputs else None
+        shown, words = (image_format, []) if given else guessed_format(view, result.inputs)
+        if given and image_format is None:
+            shape = " x ".join(map(str, given.shape))
             words.append(f"the layer's {view.inputs} inputs are no pictures of {shape}")
         truth, uncompared = compared(result.inputs, private, image_format)
         words += uncompared
@@ -289,7 +279,7 @@ class Examiner:
         return Examined(finding, self.protocol, seconds, masked=isinstance(error, Masked))
 
     def _holding(self, before: Arrays) -> nn.Module:
-        """The model with the weights that were sent to the client, in their precision."""
+        """The model with the weights that the client was sent, in their precision."""
         assert self.model is not None
         state = Layout.of(self.model).named(before)
         kinds = {value.dtype for value in state.values() if value.is_floating_point()}
@@ -335,3 +325,57 @@ def _built(model: Model | None) -> nn.Module | None:
             f"expected model= to be a module such as Net(), or a function that makes one, got {model!r}"
         )
     return built.cpu()
+
+
+# Layer widths of the pictures people train on: MNIST, CIFAR, Tiny ImageNet, ImageNet.
+_PICTURES = {784: (1, 28, 28), 3072: (3, 32, 32), 12288: (3, 64, 64), 150528: (3, 224, 224)}
+_UNIT = (-0.1, 1.1)  # values of pictures that nobody normalised, with some error
+_LONGEST = 200  # characters of a client's own words
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def guessed_format(view: LayerUpdate, inputs: Tensor) -> tuple[ImageFormat | None, list[str]]:
+    """How recovered inputs may look, if nobody said, and a note that admits the guess."""
+    shape = _PICTURES.get(view.inputs)
+    if shape is None or not view.reads_data or not len(inputs):
+        return None, []
+    low, high = _UNIT
+    unit = float(((inputs >= low) & (inputs <= high)).double().mean()) >= 0.99
+    image_format = ImageFormat(shape) if unit else ImageFormat(shape, mean=(0.5,), std=(0.25,))
+    scale = "values as they are" if unit else "normalisation unknown, mean 0.5 and std 0.25 assumed"
+    size = " x ".join(map(str, shape))
+    note = f"shown as {size} pictures, {scale}: a guess, which image_format= replaces"
+    return image_format, [note]
+
+
+def what_to_tell(result: Inversion, view: LayerUpdate, examples: float | None) -> list[str]:
+    """Options that would explain an update about which nothing was proved."""
+    if result.outcome is Outcome.EXACT or not view.trained:
+        return []
+    said = []
+    names = [f"{name}=" for name in untold(view.protocol)]
+    if names:
+        said.append(f"{', '.join(names)} if clients use them: untold, they look like noise")
+    if view.protocol.steps is None:
+        said.append(
+            "Flower apps keep local epochs in the run config, which messages do not carry: "
+            'Audited(..., epochs=context.run_config["local-epochs"])'
+        )
+    width = min(view.outputs, view.inputs)
+    seen = width if result.batch_size is None else result.batch_size
+    if examples is not None and examples < seen:  # epochs add none as long as inputs stay the same
+        moved = "augmented anew each time" if view.reads_data else "moved between local steps"
+        shows = f"{width} or more" if seen == width else str(seen)
+        said.append(
+            f"the client reports {'1 sample' if examples == 1 else f'{examples:g} samples'}, but the "
+            f"update looks like one of {shows}. Likely causes: noise, weight decay (weight_decay=), an "
+            f"optimiser such as Adam (optimizer=), or inputs of the layer that were {moved}"
+        )
+    return said
+
+
+def first_line(words: str) -> str:
+    """Somebody else's error in one short line, without terminal colours."""
+    lines = [line.strip() for line in _ANSI.sub("", words).splitlines()]
+    line = next((line for line in lines if line), "it gave no reason")
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 3].rstrip() + "..."

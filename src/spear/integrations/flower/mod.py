@@ -12,8 +12,8 @@ from typing import Any, Unpack
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from spear.integrations.flower import remarks
-from spear.integrations.flower.arrays import sent_arrays
 from spear.integrations.flower.examiner import Examiner, Model, Options, log
+from spear.integrations.flower.messages import sent_arrays
 from spear.integrations.flower.replies import Reader, Sent, flat
 from spear.integrations.flower.running_report import Entry, RunningReport, plain
 from spear.report import Level, Remark
@@ -25,9 +25,10 @@ Own = Callable[[Message, Context], Any]
 _SEEN = Remark(
     Level.NOTE,
     "What was seen",
-    "The reply as the mods listed after this one left it, on the client itself. Only the first of the "
-    "list sees what really leaves: listed after LocalDpMod or a clipping mod it sees the update before "
-    "these have changed it. A reply from which nothing was recovered is not proved safe.",
+    "The reply as the mods listed after this one left it, on the client itself. Only the first of "
+    "the list sees what really leaves: listed after LocalDpMod or a clipping mod, it sees the "
+    "update before these have changed it. A reply from which nothing was recovered is not proved "
+    "safe.",
 )
 
 
@@ -41,22 +42,20 @@ def what_leaves(
 ) -> Mod:
     """A mod that audits each training reply before it leaves the client; nothing is sent anywhere.
 
-    Put it first, `ClientApp(mods=[what_leaves("audit", Net), ...])`: the first of the list is the
-    outermost, and sees what the others made of the reply.
+    Put it first, `ClientApp(mods=[what_leaves("audit", Net), ...])`: the first in the list is the
+    outermost and sees what the others made of the reply.
 
     Args:
-        folder: where reports go, on the client's machine, one JSON and HTML a reply; None to only log.
-        model: as for `Audited`.
-        redact: leave what was recovered out of the reports.
-        truth: the client's own data to compare with, `truth(message, context)`: inputs (b, ...), or
+        folder: where reports go, on the client's machine, one JSON and HTML per reply; None to only
+        log. model: as for `Audited`. redact: leave what was recovered out of the reports. truth:
+        the client's own data to compare with, `truth(message, context)`: inputs (b, ...), or
             (inputs, labels), or (inputs, labels, names), or None.
         options: as for `Audited`.
     """
     beside = ("folder", "redact", "truth")
-    Examiner.new(model, options, beside)  # what is wrong with them is told here, not on the client
-    return _WhatLeaves(
-        None if folder is None else Path(folder), model, redact, truth, dict(options)
-    )
+    Examiner.new(model, options, beside)  # report mistakes here, not on the client
+    place = None if folder is None else Path(folder)
+    return _WhatLeaves(place, model, redact, truth, dict(options))
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,12 @@ class _WhatLeaves:
         trains = msg.metadata.message_type.split(".")[0] == MessageType.TRAIN
         if not trains or not msg.has_content():
             return call_next(msg, ctxt)
-        # References, before the app may take the records apart.
+        # References, taken before the app may take the records apart.
         received = RecordDict({name: record.copy() for name, record in msg.content.items()})
         reply = call_next(msg, ctxt)
         try:
             entry = self._audited(received, msg, ctxt, reply)
-        except Exception:  # an audit never stands in a client's way
+        except Exception:  # an audit never gets in a client's way
             log.warning("SPEAR: this reply could not be audited", exc_info=True)
             return reply
         if entry.examined.interrupted:
@@ -106,7 +105,7 @@ class _WhatLeaves:
         return entry
 
     def _write(self, entry: Entry, began: float) -> None:
-        """One report a reply: simulations keep nothing of a mod from call to call."""
+        """One report per reply: simulations keep nothing of a mod between calls."""
         if self.folder is None:
             return
         file = self.folder / f"round-{entry.server_round}-client-{entry.client}"

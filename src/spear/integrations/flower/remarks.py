@@ -1,4 +1,4 @@
-"""What a reader of a Flower audit should know: what it saw, and what protects nobody from whom."""
+"""What a reader of a Flower audit should know: what it saw, and who is protected from whom."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def wrapped(strategy: object) -> Iterator[Strategy]:
 
 
 def of_strategy(strategy: Strategy) -> Iterator[Remark]:
-    """On what the strategy itself does for privacy."""
+    """What the strategy itself does for privacy."""
     for one in wrapped(strategy):
         name = type(one).__name__
         if isinstance(one, _SERVER_SIDE):
             yield Remark(
                 Level.EXPOSED,
                 name,
-                "It clips and adds its noise on the server, after every client's reply has arrived "
-                "there as it is. That protects clients from those who see the trained model, but not "
-                "from the server, nor from anyone who reads along there.",
+                "It clips and adds its noise on the server, after every client's reply has "
+                "arrived there as it is. That protects clients from those who see the trained "
+                "model, but not from the server, nor from anyone who reads along there.",
             )
         elif isinstance(one, _CLIENT_SIDE):
             yield Remark(
@@ -52,22 +52,22 @@ def of_strategy(strategy: Strategy) -> Iterator[Remark]:
 SEEN = Remark(
     Level.NOTE,
     "What was seen",
-    "Replies as they arrived, after all that mods on the clients did to them (clipping, the noise of "
-    "LocalDpMod), and before anything that the server's strategy does. The verdict is about this "
-    "attack; a reply from which nothing was recovered is not proved safe.",
+    "Replies as they arrived, after everything that mods on the clients did to them (clipping, "
+    "the noise of LocalDpMod), and before anything that the server's strategy does. The verdict "
+    "is about this attack; a reply from which nothing was recovered is not proved safe.",
 )
 
 
 def of_training(protocol: Protocol, *, aggregate: bool, seen: Remark = SEEN) -> Iterator[Remark]:
-    """On what clients send, and how they trained."""
+    """What clients send, and how they trained."""
     yield seen
     if protocol.sends == "weights":
         yield Remark(
             Level.NOTE,
             "Clients send weights",
-            "The weights they were sent are subtracted, which leaves the learning rate times the "
-            "gradients. Digits are lost in that, the more the smaller the learning rate; it is "
-            "rounding, no protection to rely on.",
+            "The weights they received are subtracted, which leaves the learning rate times the "
+            "gradients. That loses digits, the more the smaller the learning rate; but rounding is no "
+            "protection to rely on.",
         )
     if not protocol.is_sgd and protocol.sends != "gradient":
         yield Remark(
@@ -80,46 +80,48 @@ def of_training(protocol: Protocol, *, aggregate: bool, seen: Remark = SEEN) -> 
         yield Remark(
             Level.NOTE,
             "Several local steps",
-            "The update is a sum over steps, between which weights and signs move. Samples come back "
-            "less often, and are proved mostly where the whole training can be repeated: full batches, "
-            "and lr=, epochs=, momentum= and weight_decay= as the clients have them.",
+            "The update is a sum over steps, between which weights and signs move. Samples come "
+            "back less often, and are proved mostly where the whole training can be repeated: "
+            "with full batches, and lr=, epochs=, momentum= and weight_decay= as the clients have "
+            "them.",
         )
     if protocol.momentum:
         yield Remark(
             Level.NOTE,
             "Momentum",
-            "The first step of SGD does not feel it. With several steps it counts in the repetition.",
+            "The first step of SGD does not feel it. With several steps, the repetition includes it.",
         )
     if aggregate:
         yield Remark(
             Level.NOTE,
             "Secure aggregation",
-            "Only the weighted mean of a round's replies was attacked, as one batch of all clients, "
-            "which is what a server sees under secure aggregation. The replies themselves were not "
-            "hidden in this run: Flower's message-based strategies receive each of them readable.",
+            "Only the weighted mean of a round's replies was attacked, as one batch of all "
+            "clients: what a server sees under secure aggregation. The replies themselves were "
+            "not hidden in this run: Flower's message-based strategies receive each of them "
+            "readable.",
         )
 
 
 def inside(outer: Strategy) -> Remark:
-    """On being wrapped where one should wrap."""
+    """Audited is wrapped by another strategy, where it should be outermost."""
     name = type(outer).__name__
     return Remark(
         Level.EXPOSED,
         f"Audited is inside {name}",
-        f"{name} hands replies on as it has changed them, so this audit is not of what the clients "
-        f"sent, and the server may see more than it shows. Put it outermost: Audited({name}(...), "
+        f"{name} changes replies before it hands them on, so this audit is not about what the clients "
+        f"sent, and the server may see more than it shows. Put Audited outermost: Audited({name}(...), "
         "...). A reply from which nothing was recovered is not proved safe.",
     )
 
 
 def mistaken(why: str) -> Remark:
-    """On replies that are not what sends= says."""
+    """Replies that are not what sends= says."""
     return Remark(Level.EXPOSED, "sends= looks wrong", f"Of some replies: {why}.")
 
 
 MASKED = Remark(
     Level.PROTECTED,
     "SecAgg+",
-    "Replies are masked: one of them alone is noise to the server. What their sum gives away is what "
-    "aggregate=True audits.",
+    "Replies are masked: to the server, one of them alone is noise. aggregate=True audits what "
+    "their sum gives away.",
 )

@@ -1,4 +1,4 @@
-"""Replies of a round's clients, read beside what each of them was sent."""
+"""Replies of a round's clients, read beside what each client was sent."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from torch import Tensor
 
 from spear.errors import InvalidUpdate, SpearError
 from spear.integrations.flower import remarks
-from spear.integrations.flower.arrays import Arrays, Layout, sent_arrays
-from spear.integrations.flower.examiner import Examiner, Private, log
-from spear.integrations.flower.hints import first_line
+from spear.integrations.flower.examiner import Examiner, Private, first_line, log
+from spear.integrations.flower.messages import Arrays, Layout, of_client, sent_arrays, with_messages
 from spear.integrations.flower.running_report import Entry
-from spear.integrations.flower.training import of_client, with_messages
 from spear.update import Protocol
 
 Held = Callable[[int, Message], Any]
@@ -40,7 +38,7 @@ class Sent:
         for message in messages:
             try:
                 own = sent_arrays(message.content, layout)
-            except SpearError:  # a strategy with content of its own: the round's arrays, then
+            except SpearError:  # a strategy with content of its own: use the round's arrays
                 own = arrays
             to[message.metadata.dst_node_id] = (own, flat(message.content.config_records.values()))
         return Sent(arrays, dict(config), to)
@@ -62,7 +60,7 @@ class Update:
 
 @dataclass(eq=False)
 class _Sum:
-    """The weighted mean of updates, one after the other, so that memory holds one at a time."""
+    """The weighted mean of updates, added one by one, so that memory holds one at a time."""
 
     total: dict[str, Tensor] = field(default_factory=dict)
     weight: float = 0.0
@@ -184,18 +182,18 @@ class Reader:
 def _check_finite(values: Mapping[str, Tensor]) -> None:
     broken = [name for name, value in values.items() if not bool(value.isfinite().all())]
     if broken:
-        more = f", and so have {len(broken) - 1} more arrays" if len(broken) > 2 else ""
-        more = ", and so has 1 more array" if len(broken) == 2 else more
-        raise InvalidUpdate(
-            [
-                f"{broken[0]!r} has NaN or infinite entries{more}: the client's training diverged, or "
-                "its noise or half precision overflowed"
-            ]
+        more = {1: "", 2: ", and so has 1 more array"}.get(
+            len(broken), f", and so have {len(broken) - 1} more arrays"
         )
+        words = (
+            f"{broken[0]!r} has NaN or infinite entries{more}: the client's training diverged, or its "
+            "noise or half precision overflowed"
+        )
+        raise InvalidUpdate([words])
 
 
 def flat(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The entries of all records of one kind; the first of a name counts."""
+    """The entries of all records of one kind; the first of each name counts."""
     together: dict[str, Any] = {}
     for record in records:
         for name, value in record.items():

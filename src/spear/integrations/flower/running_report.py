@@ -1,4 +1,4 @@
-"""What an audit has found so far, as a report that is on disk while the federation still runs."""
+"""What an audit has found so far, as a report on disk while the federation still runs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,10 @@ from spear.report import SEVERITY, Finding, Remark, Report, Table
 
 log = logging.getLogger("flwr.spear")
 
-_MAX_WRITING_SHARE = 0.1  # of the time, at most, goes into writing the report again and again
+_MAX_WRITING_SHARE = 0.1  # of the time, at most, goes into rewriting the report
 _COLUMNS = (
-    "round",
-    "client",
-    "outcome",
-    "certified",
-    "samples seen",
-    "samples reported",
-    "learning rate",
-    "seconds",
+    *("round", "client", "outcome", "certified", "samples seen", "samples reported"),
+    *("learning rate", "seconds"),
 )
 
 
@@ -66,9 +60,9 @@ class RunningReport:
         page: where the HTML goes, if anywhere.
         json: where the JSON goes, if anywhere.
         redact: keep nothing of what was recovered.
-        keep: how many findings keep what was recovered; later ones keep their verdict only.
+        keep: how many findings keep what was recovered; later ones keep only their verdict.
         unit: what is audited one by one.
-        began: when the audit did, by the monotonic clock.
+        began: when the audit began, by the monotonic clock.
     """
 
     title: str
@@ -93,7 +87,7 @@ class RunningReport:
             if path is not None:
                 _check_path(option, path)
         if self.page:
-            self.report.page()  # a missing package is told now, not after the first round
+            self.report.page()  # report a missing package now, not after the first round
 
     @property
     def begun(self) -> bool:
@@ -107,7 +101,7 @@ class RunningReport:
         return " and ".join(paths) or "strategy.report"
 
     def add(self, entry: Entry) -> None:
-        """Take a finding in, without its data if there is enough of that."""
+        """Add a finding, without its data once enough findings hold theirs."""
         finding = entry.examined.finding
         if finding.inputs is not None and (self.redact or self._kept >= self.keep):
             finding = _slim(finding, None if self.redact else self.keep)
@@ -128,29 +122,23 @@ class RunningReport:
 
     @property
     def report(self) -> Report:
+        title = "Every reply" if self.unit == "reply" else "Every round"
+        rows = tuple(entry.row() for entry in self.entries)
+        note = "Samples seen are read off the update; samples reported are what clients say."
         report = Report.new(
             "flower",
             self.title,
             self.headline,
             [entry.examined.finding for entry in self.entries],
             remarks=self.remarks,
-            tables=[
-                Table(
-                    "Every reply" if self.unit == "reply" else "Every round",
-                    _COLUMNS,
-                    tuple(entry.row() for entry in self.entries),
-                    "Samples seen are read off the update; samples reported are what clients say.",
-                )
-            ]
-            if self.entries
-            else [],
+            tables=[Table(title, _COLUMNS, rows, note)] if rows else [],
             settings={**self.settings, "flwr": version("flwr")},
             seconds=time.monotonic() - self.began,
         )
         return report.redacted() if self.redact else report
 
     def write(self, *, force: bool = False) -> None:
-        """Write the files, unless that was done just now and takes long. Trouble is only told."""
+        """Write the files, unless that was just done and takes long. Failures are only logged."""
         now, self._begun = time.monotonic(), True
         if not (self.page or self.json):
             return

@@ -29,19 +29,19 @@ class Audited(Strategy):
 
     Args:
         strategy: any `flwr.serverapp.strategy.Strategy`; wrap outside of the DP wrappers.
-        model: the clients' model, or a function that makes one. A plain MLP is recognised from its
-            weights without.
-        report: where the HTML report goes; it is rewritten as replies come. None for nowhere.
+        model: the clients' model, or a function that makes one. A plain MLP needs none: it is
+            recognised from its weights.
+        report: where the HTML report goes, rewritten as replies come; None for nowhere.
         json: the same as JSON, which `spear.load` reads.
         redact: leave what was recovered out of the report: it is the clients' data.
         aggregate: audit the weighted mean of a round's replies as one batch, which is what secure
-            aggregation leaves to see, instead of each reply.
-        every: audit one round in so many.
+            aggregation leaves visible, instead of each reply.
+        every: audit one round in this many.
         rounds: audit these rounds only.
-        truth: what clients really held, where you may know it, `truth(server_round, reply)`: inputs
+        truth: what clients really held, if you may know it, `truth(server_round, reply)`: inputs
             (b, ...), or (inputs, labels), or (inputs, labels, names), or None.
         keep: how many findings keep what was recovered, so that long runs stay small.
-        options: what is known of the clients, and bounds; see `Options`.
+        options: what is known of the clients, and limits; see `Options`.
 
     `strategy.report` is the `spear.Report` so far. Everything else is the wrapped strategy's.
     """
@@ -100,7 +100,7 @@ class Audited(Strategy):
 
     @property
     def strategy(self) -> Strategy:
-        """The wrapped one, under the name that Flower's own wrappers give it."""
+        """The wrapped one, under the name that Flower's own wrappers use."""
         return self._strategy
 
     @property
@@ -120,7 +120,7 @@ class Audited(Strategy):
             setattr(self._strategy, name, value)
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, **kwargs: Any) -> Result:
-        """Run the strategy's own loop, with our two hooks in the place of its own."""
+        """Run the strategy's own loop, with our two hooks in place of its own."""
         self._meet(initial_arrays)
         log.info("SPEAR audits this run, the report goes to %s", self._journal.place)
         own = vars(self._strategy)
@@ -139,7 +139,7 @@ class Audited(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The strategy's messages, of which we keep what each client was sent."""
+        """The strategy's messages; we keep what each client was sent."""
         self._meet(arrays)
         current = dict(arrays)  # references: strategies may take the record apart
         messages: Iterable[Message] = self._inner["configure_train"](
@@ -173,17 +173,14 @@ class Audited(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The strategy's own."""
         return self._strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The strategy's own."""
         return self._strategy.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        """The strategy's own."""
         self._strategy.summary()
 
     def _audits(self, server_round: int) -> bool:
@@ -191,7 +188,7 @@ class Audited(Strategy):
         return chosen and (server_round - 1) % self._every == 0
 
     def _meet(self, arrays: ArrayRecord) -> None:
-        """Raise before the first round if the model is not the federation's: nothing is lost yet."""
+        """Raise before the first round, while nothing is lost, if the model is not the federation's."""
         if self._met:
             return
         try:
@@ -201,7 +198,7 @@ class Audited(Strategy):
         self._met = True
 
     def _notice_wrapping(self) -> None:
-        """Say so if another strategy calls us, whose changes to the replies we would then see."""
+        """Say so if another strategy calls us: we would see replies as it changed them."""
         caller = sys._getframe(2).f_locals.get("self")
         if isinstance(caller, Strategy) and caller not in (self, *remarks.wrapped(self._strategy)):
             said = remarks.inside(caller)
@@ -245,7 +242,7 @@ class Audited(Strategy):
 
 
 def _path(option: str, given: str | Path | None) -> Path | None:
-    """A file as it was named; whether it can be written is for the journal to say."""
+    """A file as it was named; the journal checks whether it can be written."""
     if given is not None and not isinstance(given, (str, os.PathLike)):
         raise InvalidOption(f"expected {option}= to be the path of a file or None, got {given!r}")
     return None if given is None else Path(given)

@@ -1,4 +1,8 @@
-"""The steps of a real Opacus training run, as a server would see them."""
+"""DP-SGD as Opacus does it: one step on a batch, and the steps of a real training run.
+
+Opacus clips each sample's gradient to norm C, sums, adds noise of standard deviation z C (z the noise
+multiplier) and divides by the expected batch size B. So the noise on `p.grad` is sigma = z C / B.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +10,29 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from opacus.accountants.accountant import IAccountant
-from opacus.optimizers import (
-    AdaClipDPOptimizer,
-    DistributedDPOptimizer,
-    DPOptimizer,
-)
 from torch import Tensor, nn
 
-from spear.errors import InvalidOption
+from spear.errors import InvalidOption, MissingExtra
 from spear.federated import epsilon
 from spear.federated.dpsgd import (
     DPUpdate,
     copied_gradient,
     copied_weights,
+    dpsgd,
     unwrapped,
     without_hooks,
 )
 
-History = tuple[
-    tuple[float, float, int], ...
-]  # (noise multiplier, sample rate, steps), as in Opacus
+try:
+    from opacus.accountants.accountant import IAccountant
+    from opacus.optimizers import AdaClipDPOptimizer, DistributedDPOptimizer, DPOptimizer
+except ImportError as error:
+    raise MissingExtra("Opacus", "opacus") from error
+
+__all__ = ["Capture", "CapturedStep", "DPUpdate", "capture", "dpsgd", "epsilon"]
+
+# (noise multiplier, sample rate, steps), as in Opacus.
+History = tuple[tuple[float, float, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +40,10 @@ class CapturedStep(DPUpdate):
     """One step of a real training run."""
 
     samples: int | None
-    """Samples in the batch, random under Poisson sampling. None where Opacus does not tell: virtual
+    """Samples in the batch, random under Poisson sampling. None where Opacus does not say: virtual
     batches (`BatchMemoryManager`) and ghost clipping."""
     history: History | None
-    """What the accountant had counted, this step included; None if `capture` was not given it."""
+    """What the accountant had counted, this step included; None if `capture` was not given one."""
 
     def spent(self, delta: float = 1e-5) -> float | None:
         """The epsilon of the run so far; None if `capture` was not given the accountant."""
@@ -54,11 +60,11 @@ class Capture:
         self._optimizer, self._model, self._accountant = optimizer, unwrapped(model), accountant
         self._architecture = without_hooks(model)
         self._before = optimizer.step_hook
-        self._hook = self._take  # one object, so that close() knows it again
+        self._hook = self._take  # one object, so that close() can recognise it
         optimizer.attach_step_hook(self._hook)
 
     def _take(self, optimizer: DPOptimizer) -> None:
-        """At hook time `p.grad` is private already, and the weights are those before the step."""
+        """At this point `p.grad` is already private, and the weights are those before the step."""
         if self._before is not None:
             self._before(optimizer)
         bound = getattr(optimizer, "max_grad_norms", None)
@@ -82,7 +88,7 @@ class Capture:
         )
 
     def close(self) -> None:
-        """Stop listening; the hook that was there before is there again."""
+        """Stop listening and restore the hook that was there before."""
         if self._optimizer.step_hook is self._hook:
             self._optimizer.attach_step_hook(self._before)
 
@@ -104,8 +110,8 @@ def capture(
     """Keep every private gradient that an Opacus optimiser applies, and the weights before it.
 
     Args:
-        optimizer: from `PrivacyEngine.make_private`. Its one hook, which counts epsilon, goes on.
-        model: the one it trains, as `make_private` gave it back or as it was given.
+        optimizer: from `PrivacyEngine.make_private`. Its hook, which counts epsilon, still runs.
+        model: the one it trains, as given to `make_private` or as it came back.
         accountant: `engine.accountant`, so that each step knows the epsilon spent so far.
 
     Steps that Opacus skips, inside a virtual batch of `BatchMemoryManager`, send nothing and are not
@@ -127,10 +133,8 @@ def capture(
     (5, 0.02, ['0.weight', '0.bias', '2.weight', '2.bias'])
     """
     if not isinstance(optimizer, DPOptimizer):
-        raise InvalidOption(
-            f"expected the optimiser that PrivacyEngine.make_private gave back, got a "
-            f"{type(optimizer).__name__}"
-        )
+        kind = type(optimizer).__name__
+        raise InvalidOption(f"expected the optimiser that make_private gave back, got a {kind}")
     if isinstance(optimizer, DistributedDPOptimizer):
         raise InvalidOption(
             "expected an optimiser of one process: in a distributed run the hook sees gradients "
@@ -157,13 +161,13 @@ def _sigma(optimizer: DPOptimizer) -> float:
     """Standard deviation of the noise on an entry of `p.grad`."""
     multiplier = float(optimizer.noise_multiplier)
     if isinstance(optimizer, AdaClipDPOptimizer) and multiplier > 0:
-        # Part of the budget goes to counting unclipped samples, so the gradients get more noise.
+        # Part of the budget goes into counting unclipped samples, so the gradients get more noise.
         multiplier = (multiplier**-2 - (2 * optimizer.unclipped_num_std) ** -2) ** -0.5
     return multiplier * float(optimizer.max_grad_norm) / (_divisor(optimizer) or 1)
 
 
 def _samples(optimizer: DPOptimizer) -> int | None:
-    """Samples of the step; unknown if earlier parts of a virtual batch are gone already."""
+    """Samples of the step; unknown if earlier parts of a virtual batch are gone."""
     if optimizer._is_last_step_skipped:
         return None
     given: Any = getattr(optimizer.params[0], "grad_sample", None)
