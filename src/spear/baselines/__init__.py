@@ -1,7 +1,5 @@
-"""Rival attacks behind the call of `spear.invert`: optimisation (Geiping), cocktail party (ICA).
-
-And the way from recovered features back to images.
-"""
+"""Rival attacks behind the call of `spear.invert`: optimisation (Geiping), cocktail party (ICA); and
+the way from recovered features back to images."""
 
 from spear.baselines.attack import Attack, Bounds, pixel_bounds
 from spear.baselines.cocktail import CocktailPartyAttack

@@ -1,4 +1,4 @@
-"""What every rival attack shares: the call, the checks of its input, and the result."""
+"""What all rival attacks share: the call, the checks of its input, and the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPORT_EVERY = 0.2  # seconds between two calls of on_progress
 class Attack(Protocol):
     """A rival attack: options in the object, the call of `spear.invert`.
 
-    What `invert` does not need and rivals do is given beside the update: the labels, the shape of a
+    What rivals need and `invert` does not is given beside the update: labels, the shape of a
     sample, the range of its values.
     """
 
@@ -57,7 +57,7 @@ def pixel_bounds(mean: Sequence[float], std: Sequence[float]) -> Bounds:
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Mean absolute step between neighbouring pixels of (..., height, width), down and across.
+    """Mean absolute step between neighbouring pixels of (..., height, width), down plus across.
 
     >>> total_variation(torch.tensor([[[0.0, 1.0], [0.0, 1.0]]]))
     tensor(1.)
@@ -68,7 +68,7 @@ def total_variation(images: Tensor) -> Tensor:
 
 
 class Clock:
-    """A watch whose reports come a few times a second, however short an iteration is."""
+    """A watch that reports a few times a second, however short an iteration is."""
 
     def __init__(
         self, on_progress: Callable[[Progress], None] | None, max_seconds: float | None
@@ -82,7 +82,7 @@ class Clock:
         self._due = 0.0
 
     def tick(self, *, expected: int, batch_size: int) -> bool:
-        """Counts one iteration; is there time for it?"""
+        """Count one iteration; is there time for it?"""
         if self.watch.expired:
             return False
         done = self.watch.count("iterations")
@@ -100,15 +100,20 @@ class Clock:
         return ""
 
 
+def decayed(lr: float, step: int, iterations: int) -> float:
+    """Adam's step size after `step` iterations: divided by ten three times, as Geiping et al. do.
+
+    >>> [round(decayed(0.1, i, 8), 6) for i in (0, 2, 3, 5, 7)]
+    [0.1, 0.1, 0.01, 0.001, 0.0001]
+    """
+    return lr * 0.1 ** sum(step >= share * iterations for share in (3 / 8, 5 / 8, 7 / 8))
+
+
 def check_view(view: LayerUpdate) -> None:
     """Refuse what is no update, as `spear.invert` does."""
     if not isinstance(view, LayerUpdate):
-        raise InvalidUpdate(
-            [
-                f"expected a LayerUpdate, got a {type(view).__name__}: "
-                "call spear.observe(model, gradients) first"
-            ]
-        )
+        words = f"expected a LayerUpdate, got a {type(view).__name__}"
+        raise InvalidUpdate([f"{words}: call spear.observe(model, gradients) first"])
 
 
 def shape_problems(view: LayerUpdate, shape: Sequence[int] | None, variation: float) -> list[str]:
@@ -167,7 +172,7 @@ def approximate(
     stats: Mapping[str, float],
     reason: str,
 ) -> Inversion:
-    """The result of an attack that proves nothing: pictures (k, n), none of them certified."""
+    """The result of an attack that proves nothing: pictures (k, n), none certified."""
     no = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     return Inversion(
         inputs=inputs.detach().flatten(1),

@@ -2,14 +2,15 @@
 independent component analysis unmixes them.
 
 The rows of dL/dW span the b inputs. Centred and whitened they are X~ (b, n); a unit row v of the
-unmixing matrix V gives an estimated source v X~. Gradient descent on V seeks sources far from Gaussian
-(negentropy by log cosh), unlike each other (angles between rows of V) and, for images, smooth. Inputs
-that come out of a ReLU are non-negative and sparse, and sources are pulled that way instead.
+unmixing matrix V gives an estimated source v X~. Gradient descent on V seeks sources far from
+Gaussian (negentropy by log cosh), unlike each other (angles between rows of V) and, for images,
+smooth. Inputs that come out of a ReLU are non-negative and sparse, and sources are pulled that way
+instead.
 
-Where we leave Kariyappa et al.: b is read off the spectrum, and a source's sign and scale, which ICA
+Departures from Kariyappa et al.: b is read off the spectrum, and a source's sign and scale, which ICA
 cannot know, come from the bias gradient as in SPEAR: x = c R with c . (Q 1) = 1. That is exact for a
-perfect source; for a poor one c . (Q 1) may come out near zero, so where `bounds` are known the scale
-is limited to what keeps most of the input within them.
+perfect source; for a poor one c . (Q 1) may be near zero, so where `bounds` are known the scale is
+limited to what keeps most of the input within them.
 """
 
 from __future__ import annotations
@@ -103,13 +104,13 @@ class CocktailPartyAttack:
 
         Args:
             view: one layer as the server sees it.
-            model: not needed; taken so that every attack is called alike, as are labels and loss.
+            model: not needed, like labels and loss; accepted so that all attacks are called alike.
             labels: not needed.
             shape: of one input, such as (3, 32, 32), for total variation.
-            bounds: lowest and highest value of an input, if known: limits a source's scale.
+            bounds: lowest and highest value of an input, if known; limits a source's scale.
             loss: not needed.
             generator: randomness of the start.
-            max_seconds: stop after this long and return the sources as they stand. Ctrl-C does too.
+            max_seconds: stop after this long and return the sources as they are, as Ctrl-C does.
             on_progress: called with a `Progress` a few times a second.
 
         Returns:
@@ -157,16 +158,15 @@ class CocktailPartyAttack:
         for step in range(self.iterations):
             if not clock.tick(expected=self.iterations, batch_size=len(V)):
                 return
-            # Half a cosine down to zero: sources settle in the end.
-            adam.param_groups[0]["lr"] = (
-                self.lr * (1 + math.cos(math.pi * step / self.iterations)) / 2
-            )
+            # Half a cosine down to zero, so that sources settle.
+            cosine = math.cos(math.pi * step / self.iterations)
+            adam.param_groups[0]["lr"] = self.lr * (1 + cosine) / 2
             U = unit(V)
             S = U @ white  # (b, n) of unit variance
             value = -self.non_gaussian * negentropy(S, self.sharpness).mean()
             value = value + self.independence * likeness(U, self.temperature)
             if from_relu:
-                Y = S + U @ mean  # as it came out of the ReLU, up to sign and scale
+                Y = S + U @ mean  # the ReLU's output, up to sign and scale
                 value = value + self.non_negative * negative_part(Y) + self.sparse * Y.abs().mean()
             elif images is not None:
                 value = value + self.total_variation * total_variation(S.view(-1, *images))
@@ -215,7 +215,7 @@ def whitening(R: Tensor) -> Tensor:
 def negentropy(S: Tensor, sharpness: float = 1.0) -> Tensor:
     """How far each row (b,) is from Gaussian: (E log cosh(a s) / a^2 - that of a Gaussian)^2.
 
-    The constant of the Gaussian keeps sources on their own side, flatter or more peaked.
+    Subtracting the Gaussian's constant keeps sources on their own side, flatter or more peaked.
     """
     a = sharpness
     contrast = (log_cosh(a * S) / a**2).mean(1)  # (b,)
@@ -256,14 +256,14 @@ def negative_part(Y: Tensor) -> Tensor:
 def scaled(
     C: Tensor, R: Tensor, factors: Factors, bounds: Bounds | None, shape: Sequence[int] | None
 ) -> Tensor:
-    """Sources (b, b) with sign and scale: c . (Q 1) = 1, unless that leaves the inputs' range far."""
+    """Sources (b, b) with sign and scale: c . (Q 1) = 1, unless that leaves the inputs' range."""
     s = C @ factors.bias_coordinates  # (b,)
     s = torch.where(s == 0, torch.finfo(s.dtype).tiny, s)
     if bounds is not None:
         sample = tuple(shape) if shape is not None else (R.shape[1],)
         low, high = (torch.as_tensor(bound).to(R).expand(sample).flatten() for bound in bounds)
         signed = (C @ R) * s.sign()[:, None]  # (b, n)
-        # How many times its bound each entry is, before scaling; a bound at zero limits nothing.
+        # Each entry as a multiple of its bound, before scaling; a bound at zero limits nothing.
         above = torch.where(high > 0, signed / high, 0).relu()
         below = torch.where(low < 0, signed / low, 0).relu()
         s = s.sign() * s.abs().maximum((above + below).quantile(_WITHIN, 1))

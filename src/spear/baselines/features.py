@@ -2,9 +2,9 @@
 
 SPEAR recovers the inputs of a convolutional network's first linear layer, its features. Feature
 inversion looks for images with these features: cosine distance plus total variation, by Adam on the
-gradient's sign, as in the cocktail party attack (Kariyappa et al., ICML 2023). Every image is looked
-for on its own; what pooling and ReLUs lost does not come back. The images are a start for gradient
-matching: `GeipingAttack.invert(..., initial=result.inputs)`.
+gradient's sign, as in the cocktail party attack (Kariyappa et al., ICML 2023). Each image is sought
+on its own; what pooling and ReLUs lost does not come back. The images can start gradient matching:
+`GeipingAttack.invert(..., initial=result.inputs)`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from spear.baselines.attack import (
     Clock,
     approximate,
     bound_problems,
+    decayed,
     total_variation,
 )
 from spear.errors import InvalidOption
 from spear.inversion import Inversion
 from spear.search import Progress
-
-_DECAY = (3 / 8, 5 / 8, 7 / 8)  # as Geiping et al.: shares after which the step falls to a tenth
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,6 @@ class FeatureInversion:
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidOption(f"expected {name} >= 0, got {getattr(self, name)}")
 
-    def step_size(self, step: int) -> float:
-        """Adam's step in iteration `step`, counted from 0."""
-        return self.lr * 0.1 ** sum(step >= share * self.iterations for share in _DECAY)
-
 
 def invert_features(
     network: nn.Module,
@@ -79,14 +74,14 @@ def invert_features(
     """Approximate the images that a network maps to these features.
 
     Args:
-        network: from images (k, *shape) to features, `spear.update.network_before(model, layer)`; it
-            is not changed.
-        features: (k, n), such as `spear.invert(...).inputs` of that layer. Their scale does not count.
+        network: from images (k, *shape) to features, `spear.update.network_before(model, layer)`; it is
+            not changed.
+        features: (k, n), such as `spear.invert(...).inputs` of that layer. Their scale does not matter.
         shape: of one image, such as (3, 224, 224).
-        bounds: lowest and highest value of an input, see `pixel_bounds`; images are held within.
+        bounds: lowest and highest value of an input, see `pixel_bounds`; images stay within.
         options: iterations and weights.
         generator: randomness of the start.
-        max_seconds: stop after this long and return the images as they stand. Ctrl-C does the same.
+        max_seconds: stop after this long and return the images as they are. Ctrl-C does the same.
         on_progress: called with a `Progress` a few times a second.
 
     Returns:
@@ -108,9 +103,8 @@ def invert_features(
     generator = generator or torch.Generator().manual_seed(0)
     with torch.inference_mode(False), torch.enable_grad(), clock.watch.stage("optimise"):
         wanted = features.detach().clone()  # (k, n)
-        start = torch.randn((len(wanted), *sizes), generator=generator, device=generator.device).to(
-            wanted
-        )
+        size = (len(wanted), *sizes)
+        start = torch.randn(size, generator=generator, device=generator.device).to(wanted)
         X = (options.spread * start).requires_grad_()  # (k, *shape)
         distance = _distance(network, wanted)
         _try(distance, X)
@@ -134,7 +128,7 @@ Distances = Callable[[Tensor], Tensor]
 
 
 def _distance(network: nn.Module, wanted: Tensor) -> Distances:
-    # Parameters are detached, so that no gradient is taken for them; the caller's buffers stay.
+    # Detached parameters, so that no gradient is taken for them; the caller's buffers stay as they are.
     state = {name: p.detach() for name, p in network.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
 
@@ -158,8 +152,8 @@ def _descend(
     for step in range(options.iterations):
         if not clock.tick(expected=options.iterations, batch_size=len(X)):
             return
-        adam.param_groups[0]["lr"] = options.step_size(step)
-        # Means over the batch: per image, the prior weighs the same in a batch of any size.
+        adam.param_groups[0]["lr"] = decayed(options.lr, step, options.iterations)
+        # Means over the batch, so that the prior weighs the same per image in a batch of any size.
         value = distance(X).mean() + options.total_variation * total_variation(X)
         (slope,) = torch.autograd.grad(value, X)
         X.grad = slope.sign()
@@ -190,7 +184,7 @@ def _check(
 
 
 def _try(distance: Distances, X: Tensor) -> None:
-    """The user's network runs here for the first time, and may raise anything."""
+    """The first run of the user's network, which may raise anything."""
     try:
         with torch.no_grad():
             distance(X)

@@ -1,11 +1,11 @@
 """Inverting Gradients (Geiping et al., NeurIPS 2020): guess a batch, and move it until its gradient
 points along the client's.
 
-The cosine distance over all parameters plus total variation, by Adam on the gradient's sign, with the
-step divided by ten after 3/8, 5/8 and 7/8 of the iterations, and pixels held in their range. Labels are
-given, as in the paper's comparison. Where we leave Geiping et al.: of several restarts we keep the one
-with the lowest objective, total variation included, and 2,000 iterations are the default for fully
-connected networks (theirs: 4,800 and more, for convolutions).
+Cosine distance over all parameters plus total variation, by Adam on the gradient's sign, with the
+step divided by ten after 3/8, 5/8 and 7/8 of the iterations, and pixels held in their range. Labels
+are given, as in the paper's comparison. Departures from Geiping et al.: of several restarts we keep
+the one with the lowest objective, total variation included, and 2,000 iterations are the default
+for fully connected networks (theirs: 4,800 and more, for convolutions).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from spear.baselines.attack import (
     approximate,
     bound_problems,
     check_view,
+    decayed,
     shape_problems,
     started_from,
     total_variation,
@@ -37,8 +38,6 @@ from spear.search import Progress
 from spear.update import LayerUpdate, network_after
 
 Init = Literal["randn", "rand", "zeros"]
-
-_DECAY = (3 / 8, 5 / 8, 7 / 8)  # shares of the iterations after which the step falls to a tenth
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class GeipingAttack:
         """Approximate the model's inputs from the whole update, the labels given.
 
         Args:
-            view: the update, from `spear.observe`: its other layers' gradients are matched too.
+            view: the update, from `spear.observe`; gradients of its other layers are matched too.
             model: the model the client was sent; it is run on guesses, and not changed.
             labels: (b,) class indices, in any order; their number is the batch size.
             shape: of one sample, such as (3, 32, 32); needed for total variation.
@@ -129,9 +128,8 @@ class GeipingAttack:
         with torch.inference_mode(False), torch.enable_grad(), clock.watch.stage("optimise"):
             start = self._start(len(labels), sizes, view, generator)
             best = trial = _Trial(start if initial is None else started_from(initial, start))
-            distance = gradient_distance(
-                factors, model, labels, loss or nn.functional.cross_entropy
-            )
+            loss = loss or nn.functional.cross_entropy
+            distance = gradient_distance(factors, model, labels, loss)
             objective = self._objective(distance, flat=_takes_flat(view))
             _try(objective, trial.X.requires_grad_())
             try:
@@ -155,7 +153,7 @@ class GeipingAttack:
         for step in range(self.iterations):
             if not clock.tick(expected=self.iterations * self.restarts, batch_size=len(X)):
                 return
-            adam.param_groups[0]["lr"] = self.step_size(step)
+            adam.param_groups[0]["lr"] = decayed(self.lr, step, self.iterations)
             value = objective(X)
             (slope,) = torch.autograd.grad(value, X)
             X.grad = slope.sign() if self.signed else slope
@@ -168,16 +166,6 @@ class GeipingAttack:
                 trial.loss = math.inf
                 return
             trial.loss = loss
-
-    def step_size(self, step: int) -> float:
-        """Adam's step in iteration `step`, counted from 0.
-
-        >>> attack = GeipingAttack(iterations=8)
-        >>> [round(attack.step_size(i), 6) for i in (0, 2, 3, 5, 7)]
-        [0.1, 0.1, 0.01, 0.001, 0.0001]
-        """
-        passed = sum(step >= share * self.iterations for share in _DECAY)
-        return self.lr * 0.1**passed
 
     def _objective(self, distance: Distance, *, flat: bool) -> Distance:
         def objective(X: Tensor) -> Tensor:
@@ -208,7 +196,7 @@ class GeipingAttack:
         shape: Sequence[int] | None,
         bounds: Bounds | None,
     ) -> None:
-        """Everything that is wrong with the call, raised together."""
+        """Raise everything that is wrong with the call, together."""
         view = factors.view
         problems = _model_problems(view, model) + _label_problems(factors, labels)
         wrong_shape = shape_problems(view, shape, self.total_variation)
@@ -251,12 +239,12 @@ class _Trial:
 
 
 def _takes_flat(view: LayerUpdate) -> bool:
-    """Does the model read samples as vectors? So where some linear layer reads the data itself."""
+    """Does the model read samples as vectors? It does if some linear layer reads the data itself."""
     return any(report.reads_data for report in view.considered)
 
 
 def _try(objective: Distance, X: Tensor) -> None:
-    """The user's model and loss run here for the first time, and may raise anything."""
+    """The first run of the user's model and loss, which may raise anything."""
     try:
         objective(X)
     except Exception as error:
@@ -298,14 +286,14 @@ Distance = Callable[[Tensor], Tensor]
 
 
 def gradients_by_name(view: LayerUpdate) -> dict[str, Tensor]:
-    """The whole update, the attacked layer's part under its parameters' names."""
+    """The whole update, with the attacked layer's part under its parameters' names."""
     prefix = f"{view.layer}." if view.layer else ""
     own = {f"{prefix}weight": view.weight_grad, f"{prefix}bias": view.bias_grad}
     return {**own, **view.others}
 
 
 def gradient_distance(factors: Factors, model: nn.Module, labels: Tensor, loss: Loss) -> Distance:
-    """The distance to the update, by the faster way where the model allows it."""
+    """The distance to the update, by the faster way if the model allows it."""
     behind = _behind(factors.view, model)
     if behind is None:
         return whole_distance(factors.view, model, labels, loss)
@@ -330,7 +318,7 @@ def whole_distance(view: LayerUpdate, model: nn.Module, labels: Tensor, loss: Lo
 def layered_distance(
     factors: Factors, behind: nn.Module, labels: Tensor, loss: Loss, *, low_rank: bool = True
 ) -> Distance:
-    """With the layer that reads the data taken apart; `behind` is the network from its output on."""
+    """With the layer that reads the data taken apart; `behind` is the network after it."""
     view = factors.view
     weight, bias = view.weight.detach(), view.bias.detach()
     leaves, state = _leaves(behind, view.others)
@@ -362,7 +350,7 @@ def _product(factors: Factors, low_rank: bool) -> Callable[[Tensor], Tensor]:
 
 
 def _behind(view: LayerUpdate, model: nn.Module) -> nn.Module | None:
-    """The network behind the attacked layer, if that layer reads the data and nothing else does."""
+    """The network behind the attacked layer, if that layer alone reads the data."""
     if view.layer is None or not view.considered or not view.reads_data:
         return None
     behind = network_after(model, view.layer)
@@ -375,8 +363,8 @@ def _behind(view: LayerUpdate, model: nn.Module) -> nn.Module | None:
 def _leaves(
     model: nn.Module, target: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The parameters to differentiate by, and the rest of the model's state: copies, so that neither
-    the caller's gradients nor running statistics change."""
+    """The parameters to differentiate by, and the rest of the model's state, as copies: neither the
+    caller's gradients nor running statistics change."""
     leaves = {
         name: p.detach().requires_grad_() for name, p in model.named_parameters() if name in target
     }

@@ -1,11 +1,11 @@
 """An approximate reconstruction as a prior for the paper's sampling ("combining SPEAR with an
 approximate reconstruction").
 
-The paper takes, for each approximate sample, the 3b neurons with the most negative preactivation, and
-draws submatrices within these. `SamplingFinder(prior=...)` does that itself, from approximate inputs.
-What is added here, and is not in the paper: true inputs lie in the span of the gradient's rows, at the
-scale that the bias gradient gives, so approximate ones are first moved to the nearest point there.
-That takes off all of an error but its b - 1 coordinates within, and never adds to it.
+For each approximate sample, the paper takes the 3b neurons with the most negative preactivation and
+draws submatrices within these. `SamplingFinder(prior=...)` does that, from approximate inputs. Not
+in the paper: true inputs lie in the span of the gradient's rows, at the scale that the bias
+gradient gives, so approximate ones are first moved to the nearest point there. That removes all of
+an error but its b - 1 coordinates inside the span, and never adds to it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def prior_from(view: LayerUpdate, inputs: Tensor, *, project: bool = True) -> Te
     """Approximate inputs (k, n) as `SamplingFinder(prior=...)` takes them.
 
     Args:
-        view: the update they were approximated from.
-        inputs: (k, n) the layer's inputs as an attack guessed them; rows that are not finite go.
-        project: move each to the nearest combination of the gradient's rows; False is the paper's.
+        view: the update they were approximated from. inputs: (k, n) the layer's inputs as an attack
+        guessed them; rows that are not finite are dropped. project: move each to the nearest
+        combination of the gradient's rows; False is the paper's way.
 
     >>> from torch import nn
     >>> from spear import observe
@@ -51,7 +51,7 @@ def prior_from(view: LayerUpdate, inputs: Tensor, *, project: bool = True) -> Te
 
 
 def negative_rows(view: LayerUpdate, inputs: Tensor, count: int) -> Tensor:
-    """Per approximate input, the neurons (k, count) with the most negative preactivation.
+    """The neurons (k, count) with the most negative preactivation for each approximate input.
 
     With `count = 3 * b` these are the paper's groups: likely zeros of one column of dL/dZ.
 

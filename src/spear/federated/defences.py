@@ -1,7 +1,7 @@
 """What clients do to an update before they send it, each a function from update to update.
 
-An update is a dict of tensors by parameter name: gradients, or the weight differences of FedAvg alike.
-The update that is given stays as it is.
+An update is a dict of tensors by parameter name: gradients, or FedAvg's weight differences. The given
+update stays as it is.
 """
 
 from __future__ import annotations
@@ -83,14 +83,13 @@ def add_noise(
     if not 0 <= sigma < math.inf:
         raise InvalidOption(f"expected sigma >= 0, got {sigma}")
     generator = generator or torch.Generator().manual_seed(0)
-    return {
-        name: tensor.detach()
-        + sigma
-        * torch.randn(
-            tensor.shape, generator=generator, device=generator.device, dtype=tensor.dtype
-        ).to(tensor.device)
-        for name, tensor in update.items()
-    }
+    device = generator.device
+
+    def noise(like: Tensor) -> Tensor:
+        drawn = torch.randn(like.shape, generator=generator, device=device, dtype=like.dtype)
+        return drawn.to(like.device)
+
+    return {name: tensor.detach() + sigma * noise(tensor) for name, tensor in update.items()}
 
 
 def clip(update: Update, max_norm: float) -> dict[str, Tensor]:
@@ -109,7 +108,7 @@ def clip(update: Update, max_norm: float) -> dict[str, Tensor]:
 def secure_aggregation(
     updates: Iterable[Update], reduction: Reduction = "mean"
 ) -> dict[str, Tensor]:
-    """All that the server learns from clients under secure aggregation: the sum or mean of updates.
+    """What secure aggregation shows the server: only the sum or mean of the clients' updates.
 
     For SPEAR this is one update of a larger batch, that of all clients together.
 

@@ -28,22 +28,16 @@ except ImportError as error:
 
 Clipping = Literal["flat", "per_layer"]
 
-# Opacus always clips: a bound that no gradient of float32 reaches, and whose quotients it still holds.
+# Opacus always clips: a bound that no float32 gradient reaches, and whose quotients float32 still
+# holds.
 _UNREACHED = 1e30
-
-
 # What Opacus leaves on modules besides hooks.
 _LEFT_BEHIND = (
-    "autograd_grad_sample_hooks",
-    "activations",
-    "max_batch_len",
-    "ft_compute_sample_grad",
+    *("autograd_grad_sample_hooks", "activations", "max_batch_len", "ft_compute_sample_grad"),
 )
-
-
 _CLIPPED_APART = (
-    "each parameter was clipped on its own (Opacus' per-layer clipping), so a sample's weight and "
-    "bias gradients carry different factors, and the bias gradient does not give its scale"
+    "each parameter was clipped on its own (Opacus' per-layer clipping), so a sample's weight and bias "
+    "gradients carry different factors, and the bias gradient does not give its scale"
 )
 
 
@@ -60,11 +54,11 @@ class DPUpdate:
     max_grad_norm: float | tuple[float, ...] | None
     """C; one for each parameter if they were clipped apart, None without clipping."""
     expected_batch_size: int | None
-    """B; None where the loss is a sum and nothing is divided."""
+    """B; None if the loss is a sum and nothing is divided."""
     weights: Mapping[str, Tensor] = field(repr=False)
     """The state dict before the step."""
     architecture: nn.Module = field(repr=False)
-    """The model without Opacus' hooks; its weights may be of another step."""
+    """The model without Opacus' hooks; its weights may be those of another step."""
 
     @property
     def clipped_apart(self) -> bool:
@@ -73,7 +67,7 @@ class DPUpdate:
 
     @property
     def protocol(self) -> Protocol:
-        """What was done to the gradients, in the words of all doors."""
+        """What was done to the gradients."""
         bounded = self.max_grad_norm is not None
         return Protocol(
             clip=sensitivity(self.max_grad_norm) if bounded else None,
@@ -131,15 +125,14 @@ def dpsgd(
     """One DP-SGD step on a batch, computed by Opacus on a copy of the model.
 
     Args:
-        model: what the client was sent; it stays as it is.
-        inputs: the batch, samples first.
-        targets: its labels.
-        max_grad_norm: C. None: no clipping, noise then comes as `sigma`. With per-layer clipping one
-            for each trainable parameter, or one number that is split evenly among them.
+        model: what the client was sent; it stays as it is. inputs: the batch, samples first.
+        targets: its labels. max_grad_norm: C. None: no clipping; noise is then given as `sigma`.
+        With per-layer clipping, one
+            per trainable parameter, or one number that is split evenly among them.
         sigma: the noise on the gradient's entries; or else
         noise_multiplier: the same in Opacus' unit, sigma B / C. Without either there is no noise.
         loss: a mean over the batch.
-        clipping: "flat" (one factor for a sample, the usual DP-SGD) or "per_layer".
+        clipping: "flat" (one factor per sample, the usual DP-SGD) or "per_layer".
         generator: of the noise; seeded with 0 unless given.
 
     >>> import spear
@@ -155,7 +148,7 @@ def dpsgd(
     working = copy.deepcopy(plain)
     for module in working.modules():
         if next(module.parameters(recurse=False), None) is not None:
-            module.training = True  # Opacus skips layers in evaluation; dropout stays as it is
+            module.training = True  # Opacus skips layers in eval mode; dropout stays as it is
     named = {name: p for name, p in working.named_parameters() if p.requires_grad}
     bound = _bound(max_grad_norm, clipping, len(named))
     std = _noise(sigma, noise_multiplier, bound, len(inputs))
@@ -169,9 +162,8 @@ def dpsgd(
         generator=generator or torch.Generator(inputs.device).manual_seed(0),
     )
     with torch.enable_grad(), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Full backward hook is firing"
-        )  # the data has no gradient
+        # The data has no gradient.
+        warnings.filterwarnings("ignore", "Full backward hook is firing")
         loss(sampled(inputs), targets).backward()  # type: ignore[no-untyped-call]
     optimizer.pre_step()
     return DPUpdate(
@@ -193,9 +185,7 @@ def _bound(
         raise InvalidOption(f"expected clipping 'flat' or 'per_layer', got {clipping!r}")
     if norm is None or norm == math.inf:
         if clipping == "per_layer":
-            raise InvalidOption(
-                "per-layer clipping needs max_grad_norm; for no clipping use 'flat'"
-            )
+            raise InvalidOption("per-layer clipping needs max_grad_norm; without it use 'flat'")
         return None
     single = isinstance(norm, (int, float))
     norms = (float(norm),) if isinstance(norm, (int, float)) else tuple(norm)
@@ -220,7 +210,7 @@ def _noise(
     bound: float | tuple[float, ...] | None,
     batch: int,
 ) -> float:
-    """Standard deviation of the noise on an entry, from whichever unit it was given in."""
+    """Standard deviation of the noise on an entry, from whichever unit was given."""
     if batch < 1:
         raise InvalidOption("expected at least one sample, got an empty batch")
     if sigma is not None and multiplier is not None:
@@ -270,11 +260,11 @@ def _is_opacus(hook: object) -> bool:
 
 
 def copied_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict, as it is now."""
+    """A copy of the state dict."""
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def copied_gradient(parameter: nn.Parameter) -> Tensor:
-    """The gradient, as it is now."""
+    """A copy of the gradient."""
     assert parameter.grad is not None
     return parameter.grad.detach().clone()

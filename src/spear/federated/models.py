@@ -47,8 +47,8 @@ class Vgg16(nn.Module):
     Args:
         classes: of the last layer.
         width: of the two hidden linear layers.
-        pixels: the images' side, a multiple of 32; 224 gives the usual 25088 features.
-        seed: weights depend on it alone.
+        pixels: side of the images, a multiple of 32; 224 gives the usual 25088 features.
+        seed: the weights depend on it alone.
 
     >>> net = Vgg16(10, width=32, pixels=32, seed=0)
     >>> net.features(torch.zeros(2, 3, 32, 32)).shape, net(torch.zeros(2, 3, 32, 32)).shape
@@ -99,7 +99,7 @@ class Vgg16(nn.Module):
         if wrong or set(found) - set(own):
             name = wrong[0] if wrong else min(set(found) - set(own))
             raise DataError(
-                f"{path}: expected VGG16's convolutions, but features.{name[:80]} is not as theirs: "
+                f"{path}: expected VGG16's convolutions, but features.{name[:80]} does not fit: "
                 "copy the file again"
             )
         self.features.load_state_dict(found)
@@ -114,7 +114,7 @@ def _stack(sizes: list[int]) -> Iterator[nn.Module]:
         yield nn.Linear(before, after)
 
 
-_drawing = threading.RLock()  # one model at a time: torch has one random state for all threads
+_drawing = threading.RLock()  # one model at a time: all threads share torch's random state
 
 
 @contextmanager

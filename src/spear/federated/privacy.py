@@ -1,4 +1,4 @@
-"""The noise on an update in all its units, sigma, multiplier and epsilon, and what epsilon counts."""
+"""The noise on an update in all its units (sigma, multiplier, epsilon), and what epsilon covers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ORDERS = [1 + 10 ** (-k / 4) for k in range(5, 33)]
 
 @dataclass(frozen=True)
 class Privacy:
-    """What epsilon is counted for.
+    """What epsilon covers.
 
     Args:
         delta: of (epsilon, delta).
-        dataset_size: of a client, from which it draws its batch (FedSGD); None: its data is the batch.
+        dataset_size: of a client that draws its batch from more data (FedSGD); None: the batch is all.
         steps: how many updates of one client the server sees.
     """
 
@@ -54,7 +54,7 @@ class Privacy:
         return protocol.samples / self.dataset_size
 
     def words(self) -> str:
-        """What it is counted for.
+        """What it covers.
 
         >>> Privacy().words()
         "for one update of a client at delta = 1e-05, where the batch is all of a client's data"
@@ -74,7 +74,7 @@ class Noise:
 
     sigma: float
     multiplier: float | None  # None where it has no epsilon
-    epsilon: float | None  # None without clipping or noise, or where Opacus is not installed
+    epsilon: float | None  # None without clipping or noise, or if Opacus is not installed
 
 
 def noise_of(protocol: Protocol, privacy: Privacy) -> Noise:
@@ -107,11 +107,11 @@ def noise_of(protocol: Protocol, privacy: Privacy) -> Noise:
 
 
 def _unbounded(protocol: Protocol) -> float:
-    """The multiplier where clipping does not bound what is sent, so that it has no epsilon."""
+    """The multiplier where clipping does not bound what is sent, so that there is no epsilon."""
     if protocol.epsilon is not None:
         raise InvalidOption(
-            "{epsilon} is counted where each sample's gradient is clipped, or the whole update: with "
-            "this {clipping} give {noise_multiplier} or {sigma}",
+            "{epsilon} is defined only if each sample's gradient, or the whole update, is "
+            "clipped: with this {clipping} give {noise_multiplier} or {sigma}",
             arguments=("epsilon", "clipping", "noise_multiplier", "sigma"),
         )
     return protocol.noise_multiplier or 0.0
@@ -121,7 +121,7 @@ _P = TypeVar("_P", bound=Protocol)
 
 
 def resolved(protocol: _P, sigma: float) -> _P:
-    """The same with its noise as sigma: what is computed depends on that alone."""
+    """The same with its noise as sigma, on which alone the computation depends."""
     return dataclasses.replace(protocol, sigma=sigma or None, noise_multiplier=None, epsilon=None)
 
 
@@ -132,8 +132,8 @@ def _epsilon(multiplier: float, rate: float, privacy: Privacy) -> float:
 def _multiplier(target: float, rate: float, privacy: Privacy) -> float:
     """The noise multiplier with this epsilon, by Opacus' RDP accountant.
 
-    Opacus' own `get_noise_multiplier` does the same with fewer orders and stops 0.01 short, so that
-    the epsilon shown beside it would be another than the one asked for.
+    Opacus' own `get_noise_multiplier` does the same with fewer orders and stops 0.01 short, so that the
+    epsilon shown beside it would differ from the one asked for.
     """
     from scipy.optimize import brentq
 
@@ -152,14 +152,14 @@ def _multiplier(target: float, rate: float, privacy: Privacy) -> float:
                 arguments=("epsilon", "delta"),
             )
     found = math.exp(brentq(excess, low, high, xtol=1e-8)) if low < high else 1.0
-    return float(f"{found:.6g}")  # so that rows are found again, whatever the last bits are
+    return float(f"{found:.6g}")  # so that rows are found again, whatever the last bits
 
 
 def epsilon(history: Sequence[tuple[float, float, int]], delta: float) -> float:
     """The epsilon of steps (noise multiplier, sample rate, count), by Opacus' RDP accountant.
 
-    Not by the PRV accountant, Opacus' default, whose grid takes hundreds of gigabytes at multipliers
-    such as 0.002.
+    Not by Opacus' default, the PRV accountant: its grid takes hundreds of gigabytes at multipliers such
+    as 0.002.
 
     >>> round(epsilon([(1.0, 0.01, 1000)], delta=1e-5), 2)
     2.1
@@ -177,7 +177,7 @@ def epsilon(history: Sequence[tuple[float, float, int]], delta: float) -> float:
     accountant = RDPAccountant()
     accountant.history = list(history)
     with warnings.catch_warnings():
-        # Wider orders are asked for where the best is an outermost one; ours go to 1 + 1e-8.
+        # Opacus asks for wider orders if the best is an outermost one; ours go to 1 + 1e-8.
         warnings.filterwarnings("ignore", "Optimal order is the")
         orders = [*_ORDERS, *RDPAccountant.DEFAULT_ALPHAS]
         try:

@@ -14,7 +14,6 @@ import copy
 from dataclasses import dataclass
 from itertools import zip_longest
 
-import torch
 from torch import Tensor, nn
 
 from spear.errors import Declined
@@ -202,7 +201,9 @@ class _Retraining:
             local.states.begin(epoch)
             for group in optimiser.param_groups:
                 group["lr"] = self.protocol.rates(epochs or epoch)[epoch - 1]
-            self._step(local, start, optimiser, labels)
+            outputs = local()
+            loss = self.replay.loss(outputs, self.replay.as_targets(labels, outputs))
+            self.protocol.local_step(local, optimiser, loss, start)
             if epochs not in (None, epoch):
                 continue
             moved = self._moved(local, start, epoch)
@@ -216,19 +217,6 @@ class _Retraining:
                 break
         assert best is not None
         return best
-
-    def _step(
-        self, local: _Local, start: dict[str, Tensor], optimiser: torch.optim.SGD, labels: Tensor
-    ) -> None:
-        optimiser.zero_grad()
-        outputs = local()
-        value = self.replay.loss(outputs, self.replay.as_targets(labels, outputs))
-        value.backward()  # type: ignore[no-untyped-call]
-        if self.protocol.proximal:
-            for name, p in local.named_parameters():
-                assert p.grad is not None
-                p.grad += self.protocol.proximal * (p.detach() - start[name])
-        optimiser.step()
 
     def _moved(self, local: _Local, start: dict[str, Tensor], epoch: int) -> dict[str, Tensor]:
         """The sum of gradients that `observe` would read off these weights, by name."""

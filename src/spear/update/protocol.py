@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from spear.errors import InvalidOption
 
@@ -294,6 +294,22 @@ class Protocol:
             weight_decay=self.weight_decay,
             nesterov=self.nesterov,
         )
+
+    def local_step(
+        self,
+        model: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        loss: Tensor,
+        start: Mapping[str, Tensor],
+    ) -> None:
+        """One step of local training down a loss, with FedProx' pull towards the weights at the start."""
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.proximal:
+            for name, p in model.named_parameters():
+                assert p.grad is not None
+                p.grad += self.proximal * (p.detach() - start[name])
+        optimiser.step()
 
     @property
     def bits(self) -> int | None:

@@ -40,7 +40,7 @@ class Layout:
     def named(self, arrays: Arrays) -> dict[str, Tensor]:
         """The arrays under the model's names; everything that does not fit is reported at once.
 
-        `ArrayRecord(net.state_dict())` brings names along. A list of NumPy arrays has positions instead:
+        `ArrayRecord(net.state_dict())` brings its names along. A list of NumPy arrays has positions:
         those of the state dict, or of the parameters alone.
         """
         own = self._named(arrays)
