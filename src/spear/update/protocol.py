@@ -302,7 +302,7 @@ class Protocol:
         loss: Tensor,
         start: Mapping[str, Tensor],
     ) -> None:
-        """One step of local training down a loss, with FedProx' pull towards the weights at the start."""
+        """One step of local training down a loss, with FedProx' pull towards the first weights."""
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         if self.proximal:
