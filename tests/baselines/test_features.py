@@ -57,7 +57,7 @@ def test_the_features_of_real_photos_are_exact(b, seed, data_root):
     assert (found.missing, found.surplus) == (0, 0)
     assert float(found.cosine.min()) > 1 - 1e-9
     assert torch.equal(result.labels, y[found.truth])
-    assert "computed from the data" in result.reason
+    assert "computed from the data" in result.explanation
 
 
 def test_a_wide_layer_is_sketched_and_exact(data_root, monkeypatch):

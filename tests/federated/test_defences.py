@@ -69,7 +69,7 @@ def test_bfloat16_and_eight_bits_leave_pictures(data_root):
         result, found = attacked(images, model, x, weaker)
         assert result.outcome is Outcome.APPROXIMATE
         assert found.worst > least
-        assert "noise" in result.reason
+        assert "noise" in result.explanation
 
 
 @pytest.mark.parametrize("name", ["cifar10", "tiny_imagenet"])

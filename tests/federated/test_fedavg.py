@@ -33,7 +33,7 @@ def test_full_batch_training_is_proved_by_repeating_it(lr, epochs, worst, data_r
         found = score(images.to_pixels(result.inputs), images.to_pixels(x))
         outcomes.append(result.outcome)
         assert found.worst > worst
-        assert "the difference of the weights carries noise" in result.reason
+        assert "the difference of the weights carries noise" in result.explanation
         if result.outcome is Outcome.EXACT:
             assert result.proof is Proof.REPLAY
             assert torch.equal(result.labels, y[found.truth])
@@ -91,7 +91,7 @@ def test_unknown_epochs_are_tried(epochs):
     model, x, y = small_batch(b=5, n=60, m=150)
     result = attacked(model, x, y, lr=0.05, epochs=epochs, tell={"lr": 0.05})
     assert result.outcome is Outcome.EXACT
-    assert f"{epochs} local epoch" in result.reason
+    assert f"{epochs} local epoch" in result.explanation
 
 
 def test_wrong_epochs_are_not_exact():

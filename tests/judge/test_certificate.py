@@ -386,7 +386,7 @@ def test_why_there_is_no_replay_is_told_where_a_model_was_observed():
     model = nn.Sequential(nn.Linear(50, 90), nn.ReLU(), nn.Dropout(0.5), nn.Linear(90, 5))
     x, y = torch.randn(3, 50, generator=seeded(0)), torch.arange(3)
     result = spear.invert(spear.observe(model, fedsgd(model, x, y)), max_seconds=5)
-    assert "no replay: dropout is active" in result.reason
+    assert "no replay: dropout is active" in result.explanation
     planted = plant(4, m=60)
     assert certified_of(planted, view=bare(planted.view)).remark == ""
 

@@ -168,7 +168,7 @@ def test_when_stuck_it_ends_and_says_so():
     finder = CascadeFinder(patience=2, max_samples=5_000)
     result = spear.invert(planted.view, model=planted.model, finder=finder)
     assert result.outcome is not Outcome.EXACT
-    assert "got stuck on the last" in result.reason
+    assert "got stuck on the last" in result.explanation
     assert result.stats["rounds"] >= 2
     wrong = torch.cdist(result.inputs[result.certified], planted.inputs).amin(1) > 1e-2
     assert not bool(wrong.any())
@@ -218,7 +218,7 @@ def test_near_duplicates_leave_the_others_exact():
         assert int(result.certified.sum()) == 8
         sure = result.inputs[result.certified]
         assert worst_error(sure, planted.inputs[2:]) < 1e-3
-        assert "near-duplicates" in result.reason
+        assert "near-duplicates" in result.explanation
         pair = result.inputs[~result.certified]  # the pair comes out as its mean
         assert float((pair - planted.inputs[0]).abs().max()) < 0.05
 
@@ -243,7 +243,7 @@ def test_an_exact_duplicate_counts_once(other_label):
     else:
         assert len(sure) == 6
         assert result.cause is Cause.MERGED
-        assert "1 of 7 samples weigh as much as several others" in result.reason
+        assert "1 of 7 samples weigh as much as several others" in result.explanation
 
 
 @pytest.mark.parametrize("shift", [1e-4, 1e-3, 0.01, 0.03])

@@ -309,7 +309,7 @@ def test_a_search_ends_with_its_budget_and_says_so(name):
     assert said in "; ".join(watch.remarks)
     result = spear.invert(planted.view, finder=finder)
     assert result.outcome is not Outcome.EXACT
-    assert said in result.reason
+    assert said in result.explanation
 
 
 # No samples

@@ -70,7 +70,7 @@ def test_without_the_model_the_scale_hangs_on_the_bias_gradient(data_root):
 
 def test_clipping_is_recognised_from_the_weights(data_root):
     _, model, _, _, view, _ = noisy_update(data_root, 1e-5, 2.0, 43)
-    assert "clipping by their norm" in spear.invert(view, model=model).reason
+    assert "clipping by their norm" in spear.invert(view, model=model).explanation
 
 
 def test_noise_is_one_in_quiet_coordinates(data_root):
@@ -179,7 +179,7 @@ def test_hidden_layers_are_rescaled_without_the_rule_of_clipping():
     assert result.outcome is Outcome.APPROXIMATE
     assert float((near.values / hidden.norm(dim=1)[near.indices]).max()) < 0.1
     assert torch.equal(result.labels, planted.labels[near.indices])
-    assert "clipping" not in result.reason
+    assert "clipping" not in result.explanation
 
 
 def test_weights_that_follow_no_rule_are_told():
@@ -193,7 +193,7 @@ def test_weights_that_follow_no_rule_are_told():
     sigma = 1e-2 * float(planted.gradients["0.weight"].square().mean().sqrt())
     noisy = add_noise(planted.gradients, sigma, torch.Generator().manual_seed(7))
     result = spear.invert(spear.observe(planted.model, noisy), model=planted.model)
-    assert "follow no rule that is known" in result.reason
+    assert "follow no rule that is known" in result.explanation
     near = torch.cdist(result.inputs, planted.inputs).min(1)
     assert sorted(near.indices.tolist()) == [0, 1, 2, 3, 4]
 

@@ -93,8 +93,8 @@ def test_killed_workers_do_not_lose_the_inversion():
                     process.kill()
 
         result = inverted(planted, finder, counting, on_progress=kill)
-    assert "a worker failed (BrokenProcessPool" in result.reason
-    assert "a worker failed" not in alone.reason
+    assert "a worker failed (BrokenProcessPool" in result.explanation
+    assert "a worker failed" not in alone.explanation
     assert torch.equal(result.inputs, alone.inputs)
     assert counted(result) == counted(alone)
 
@@ -105,7 +105,7 @@ def test_an_executor_that_is_shut_down_is_told():
     executor.shutdown()
     result = inverted(plant(24, m=120), "cascade", executor)
     assert result.outcome is spear.Outcome.EXACT
-    assert "a worker failed (RuntimeError: cannot schedule new futures" in result.reason
+    assert "a worker failed (RuntimeError: cannot schedule new futures" in result.explanation
 
 
 @pytest.mark.usefixtures("small_pieces")

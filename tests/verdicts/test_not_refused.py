@@ -149,7 +149,7 @@ def test_a_factor_that_nobody_told(seed, factor):
     model, x, y = client(seed)
     result = judged(model, {k: factor * g for k, g in fedsgd(model, x, y).items()})
     assert_exact(result, x)
-    assert "more samples" not in result.reason
+    assert "more samples" not in result.explanation
 
 
 @SEEDS

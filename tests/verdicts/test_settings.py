@@ -28,7 +28,7 @@ def test_inputs_of_every_hidden_layer_come_back(layer, seed, data_root):
     assert result.outcome is Outcome.EXACT
     assert result.proof is Proof.REPLAY
     assert relative_error(result.inputs, truth) < 1e-5
-    assert ("activations computed from the data" in result.reason) is (layer > 1)
+    assert ("activations computed from the data" in result.explanation) is (layer > 1)
 
 
 @pytest.mark.parametrize(("depth", "b"), [(2, 20), (3, 20), (6, 8)])
@@ -171,7 +171,7 @@ def test_features_of_a_convolution_come_back():
     result = spear.invert(spear.observe(model, fedsgd(model, x, torch.arange(5))), model=model)
     assert result.outcome is Outcome.EXACT
     assert relative_error(result.inputs, model[:3](x).detach()) < 1e-4
-    assert "activations" in result.reason
+    assert "activations" in result.explanation
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -215,7 +215,7 @@ def test_one_logit_gives_labels_and_one_number_does_not(loss):
         # Two samples are so near their targets that single precision does not give their scale.
         assert (result.outcome, result.cause) == (Outcome.PARTIAL, Cause.SCALE)
         assert untold.outcome is Outcome.APPROXIMATE
-        assert "may be several samples in one trace" in untold.reason
+        assert "may be several samples in one trace" in untold.explanation
     else:
         assert result.outcome is untold.outcome is Outcome.EXACT
         assert any("merge" in words for words in untold.assumptions)
@@ -257,7 +257,7 @@ def test_train_mode_before_the_layer_is_named(before, words):
         gradients = fedsgd(model, x, torch.arange(4))
     view = spear.observe(model, gradients)
     assert words in view.choice
-    assert words in spear.invert(view, model=model).reason
+    assert words in spear.invert(view, model=model).explanation
     assert words not in spear.observe(model.eval(), gradients).choice
 
 
@@ -268,5 +268,5 @@ def test_a_regression_without_later_gradients_is_no_replay():
     alone = {name: g for name, g in gradients.items() if name.startswith("0.")}
     result = spear.invert(spear.observe(model, alone), model=model, loss=nn.functional.mse_loss)
     assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.PATTERN)
-    assert "no gradient of a later layer to compare" in result.reason
+    assert "no gradient of a later layer to compare" in result.explanation
     assert any("no sample is several in one trace" in words for words in result.assumptions)

@@ -194,7 +194,7 @@ def test_models_and_losses_that_cannot_be_replayed_lose_nothing(build, loss, mes
     result = spear.invert(view, model=model, loss=loss, max_seconds=10)
     assert result.labels is None
     assert result.proof is not Proof.REPLAY
-    assert message in result.reason
+    assert message in result.explanation
     assert worst_error(result.inputs, x) < 1e-4  # recovered, whatever can be said of it
     random = any(isinstance(module, nn.Dropout) for module in model.modules())
     assert result.outcome is (Outcome.APPROXIMATE if random else Outcome.EXACT)
@@ -230,13 +230,13 @@ def test_weighted_losses_are_taken_to_float64():
 
 def test_hidden_layers_are_called_hidden():
     planted = plant(4, m=90, n=90, depth=3)
-    assert "computed from the data" in spear.invert(planted.layer("2")).reason
-    assert "computed from the data" not in spear.invert(planted.view).reason
+    assert "computed from the data" in spear.invert(planted.layer("2")).explanation
+    assert "computed from the data" not in spear.invert(planted.view).explanation
 
 
 def test_an_early_stop_is_not_called_a_spent_budget():
     planted = plant(4, m=90)
-    reason = spear.invert(spear.observe(planted.model, planted.gradients, samples=5)).reason
+    reason = spear.invert(spear.observe(planted.model, planted.gradients, samples=5)).explanation
     assert "every pattern matched" in reason
     assert "budget" not in reason
 

@@ -103,12 +103,16 @@ def of_samples(
     if selection.match >= LIKELY_MATCH or selection.only_extra_zeros:
         found = "1 sample was found that fits" if b == 1 else f"{b} samples were found that fit"
         likely = "likely exact" + " but for the scale" * (certificate.cause is Cause.SCALE)
-        reason = f"{found} the update (lambda {selection.match:.3f}), {likely}, but nothing is "
-        f"proved: {first}"
+        reason = (
+            f"{found} the update (lambda {selection.match:.3f}), {likely}, but nothing is proved: "
+            f"{first}"
+        )
         return Verdict(Outcome.APPROXIMATE, certificate.cause, reason, tuple(doubts))
     next_step = _NOT_AS_SAID if ended.end.cause is None else "Give it more time"
-    reason = f"no samples were found that fit the update (lambda {selection.match:.3f} at best). "
-    f"{next_step}"
+    reason = (
+        f"no samples were found that fit the update (lambda {selection.match:.3f} at best). "
+        f"{next_step}"
+    )
     details = (first, *doubts, *ended.details)
     return _cannot_tell(ended.end.cause or Cause.UNFIT, reason, *details)
 
