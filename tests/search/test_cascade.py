@@ -14,8 +14,7 @@ from spear.search.cascade import accepted, cluster, directions_from_signs, equal
 from spear.search.directions import Directions
 from spear.search.dual import balance, deflate
 from spear.search.kernels import unit
-from spear.search.refinement import refine_to_kernel
-from spear.search.starts import distinct, guess_from_rows, search_from_starts
+from spear.search.starts import distinct, guess_from_rows, refine_to_kernel, search_from_starts
 from spear.search.watch import Watch
 from support.planted import bare, plant, truth, worst_error
 

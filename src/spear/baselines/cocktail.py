@@ -100,21 +100,9 @@ class CocktailPartyAttack:
         max_seconds: float | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Inversion:
-        """Approximate the inputs of a layer from its gradient alone.
+        """Approximate the inputs (b, n) of a layer from its gradient alone; arguments as in `Attack`.
 
-        Args:
-            view: one layer as the server sees it.
-            model: not needed, like labels and loss; accepted so that all attacks are called alike.
-            labels: not needed.
-            shape: of one input, such as (3, 32, 32), for total variation.
-            bounds: lowest and highest value of an input, if known; limits a source's scale.
-            loss: not needed.
-            generator: randomness of the start.
-            max_seconds: stop after this long and return the sources as they are, as Ctrl-C does.
-            on_progress: called with a `Progress` a few times a second.
-
-        Returns:
-            Inputs (b, n) of the layer, none certified.
+        `model`, `labels` and `loss` are not needed. `bounds`, if known, limit a source's scale.
         """
         check_view(view)
         self._check(view, shape, bounds)

@@ -97,22 +97,11 @@ class GeipingAttack:
         max_seconds: float | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Inversion:
-        """Approximate the model's inputs from the whole update, the labels given.
+        """Approximate the model's inputs (b, n) from the whole update; arguments as in `Attack`.
 
-        Args:
-            view: the update, from `spear.observe`; gradients of its other layers are matched too.
-            model: the model the client was sent; it is run on guesses, and not changed.
-            labels: (b,) class indices, in any order; their number is the batch size.
-            shape: of one sample, such as (3, 32, 32); needed for total variation.
-            bounds: lowest and highest value of an input, see `pixel_bounds`; needed if boxed.
-            loss: the client's loss; cross-entropy unless given.
-            initial: (b, n) inputs to start from, in the labels' order; later restarts begin at `init`.
-            generator: randomness of the start.
-            max_seconds: stop after this long and return the last guess. Ctrl-C does the same.
-            on_progress: called with a `Progress` a few times a second.
-
-        Returns:
-            Inputs (b, n), none certified: a small distance between gradients proves nothing.
+        The labels are given, and gradients of other layers are matched too. `bounds` are needed if
+        boxed. `initial` are inputs (b, n) to start from, in the labels' order; later restarts begin at
+        `init`. A small distance between gradients proves nothing.
         """
         check_view(view)
         clock = Clock(on_progress, max_seconds)

@@ -6,7 +6,7 @@ One round of the cascade, in the dimensions of what is still missing (dual.py):
 signs
            of H c raise or lower; read the signs from the pattern of U q (starts.py).
 2. refine  each distinct result to the kernel of the rows that are certainly off, until it is exact
-           (refinement.py).
+           (starts.py).
 3. round   to the kernel of ALL its zero rows, at the update's noise level (kernels.py). 4. read
 c of every sample found, from its pattern alone. 5. deflate the missing samples live in the space
 that the found ones leave: a smaller problem with as many
@@ -40,9 +40,8 @@ from spear.search.dual import (
 from spear.search.kernels import scale, smallest_singular, sparsest_independent, unit
 from spear.search.noisy import estimate
 from spear.search.output_layer import vertices_by_linear_programme
-from spear.search.refinement import refine_to_kernel
 from spear.search.sampling import Draw, SamplingFinder, kernels
-from spear.search.starts import guess_from_rows, search_from_starts
+from spear.search.starts import guess_from_rows, refine_to_kernel, search_from_starts
 from spear.search.watch import Watch
 from spear.tolerances import UNDECIDED
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -129,37 +129,19 @@ class Protocol:
         return wrong
 
     def _ranges(self) -> list[str]:
-        wrong = [
-            f"expected {{{name}}} to be a whole number >= 1, got {value!r}"
-            for name in _COUNTS
-            if (value := getattr(self, name)) is not None
-            and (not isinstance(value, int) or isinstance(value, bool) or value < 1)
+        rules: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
+            (_COUNTS, "{} to be a whole number >= 1", _is_count),
+            (("lr", "class_weights", "sample_weights"), "{} > 0", _are_positive),
+            (("clip", *NOISE_UNITS), "{} > 0", _is_plausible),
+            (("momentum", "pruned"), "0 <= {} < 1", lambda v: _number(v) and 0 <= v < 1),
+            (("weight_decay", "proximal"), "{} >= 0", lambda v: _number(v) and v >= 0),
+        )
+        return [
+            f"expected {words.format(f'{{{name}}}')}, got {value!r}"
+            for names, words, holds in rules
+            for name in names
+            if (value := getattr(self, name)) is not _DEFAULTS[name] and not holds(value)
         ]
-        wrong += [
-            f"expected {{{name}}} > 0, got {value!r}"
-            for name in ("lr", "class_weights", "sample_weights")
-            if (value := getattr(self, name)) is not None
-            and not all(
-                _number(v) and v > 0 for v in (value if isinstance(value, tuple) else (value,))
-            )
-        ]
-        wrong += [
-            f"expected {{{name}}} > 0, got {value!r}"
-            for name in ("clip", *NOISE_UNITS)
-            if (value := getattr(self, name)) is not None
-            and not (_number(value) and _SMALLEST_PLAUSIBLE <= value <= 1 / _SMALLEST_PLAUSIBLE)
-        ]
-        wrong += [
-            f"expected 0 <= {{{name}}} < 1, got {value!r}"
-            for name in ("momentum", "pruned")
-            if not _number(value := getattr(self, name)) or not 0 <= value < 1
-        ]
-        wrong += [
-            f"expected {{{name}}} >= 0, got {value!r}"
-            for name in ("weight_decay", "proximal")
-            if not _number(value := getattr(self, name)) or not value >= 0
-        ]
-        return wrong
 
     def _training_problems(self) -> list[str]:
         found = []
@@ -397,6 +379,18 @@ _NAMES = tuple(_DEFAULTS)
 
 def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_plausible(value: Any) -> bool:
+    return _number(value) and _SMALLEST_PLAUSIBLE <= value <= 1 / _SMALLEST_PLAUSIBLE
+
+
+def _are_positive(value: Any) -> bool:
+    return all(_number(v) and v > 0 for v in (value if isinstance(value, tuple) else (value,)))
 
 
 UNKNOWN_PROTOCOL = Protocol()
