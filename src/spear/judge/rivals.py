@@ -43,9 +43,9 @@ _ANY_SCALE = (
     "would fit as well at another scale. Only the bias gradient fixes the scale, and it may have been "
     "scaled apart from the weights'"
 )
+_SEVERAL = "may be several samples in one trace"
 _MAY_BE_SEVERAL = (
-    "may be several samples in one trace. Give samples= if you know how many there are: their weights "
-    "do not show it"
+    f"{_SEVERAL}. Give samples= if you know how many there are: their weights do not show it"
 )
 
 
@@ -277,7 +277,8 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         doubled = _duplicate_remark(found, fit)
         if not _weights_equal(fit, fit.weights)[0]:
             assumptions = (*assumptions, UNSEEN)
-    return Ruling(Cause.MERGED, single, _MAY_BE_SEVERAL, assumptions, doubled)
+    words = _MAY_BE_SEVERAL if told is None else _SEVERAL
+    return Ruling(Cause.MERGED, single, words, assumptions, doubled)
 
 
 def _weighs_one_of(told: int, found: Recovered, fit: Fit) -> Tensor:
@@ -348,7 +349,7 @@ def merge_in_training(found: Recovered, dimensions: int) -> Ruling:
     if told == found.b:
         return Ruling(Cause.MERGED, everyone, "")
     if told is not None and told > found.b:  # these weigh as b samples do: they hold the others
-        return Ruling(Cause.MERGED, ~everyone, _MAY_BE_SEVERAL)
+        return Ruling(Cause.MERGED, ~everyone, _SEVERAL)
     if dimensions > 1:
         return Ruling(Cause.MERGED, everyone, "", (NOT_ALL_PAIRED,))
     unlikely = _chance_of_pairs(found.b) <= COINCIDENCE
