@@ -112,11 +112,11 @@ def invert(
             or any loss, whatever its gradient at the outputs.
         finder: "cascade" (the default), "sampling" (the paper's), or an options object such as
             `SamplingFinder(...)`.
-        generator: randomness; the same seed gives the same bits on the same machine. max_seconds:
-        stop after this long and return what was found. Ctrl-C does the same. on_progress: called
-        with a `Progress` as the work goes on. executor: workers to spread a large inversion over,
-        such as `spear.workers(2)`. The result is the
-            same, bit for bit, with any number of workers that use equally many threads.
+        generator: randomness; the same seed gives the same bits on the same machine.
+        max_seconds: stop after this long and return what was found. Ctrl-C does the same.
+        on_progress: called with a `Progress` as the work goes on.
+        executor: workers to spread a large inversion over, such as `spear.workers(2)`. The result is
+            the same, bit for bit, with any number of workers that use equally many threads.
         throw: raise `NotExact` unless the outcome is EXACT.
 
     >>> from spear import observe

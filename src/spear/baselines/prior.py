@@ -22,9 +22,9 @@ def prior_from(view: LayerUpdate, inputs: Tensor, *, project: bool = True) -> Te
     """Approximate inputs (k, n) as `SamplingFinder(prior=...)` takes them.
 
     Args:
-        view: the update they were approximated from. inputs: (k, n) the layer's inputs as an attack
-        guessed them; rows that are not finite are dropped. project: move each to the nearest
-        combination of the gradient's rows; False is the paper's way.
+        view: the update they were approximated from.
+        inputs: (k, n) the layer's inputs as an attack guessed them; rows that are not finite go.
+        project: move each to the nearest combination of the gradient's rows; False as in the paper.
 
     >>> from torch import nn
     >>> from spear import observe

@@ -125,10 +125,11 @@ def dpsgd(
     """One DP-SGD step on a batch, computed by Opacus on a copy of the model.
 
     Args:
-        model: what the client was sent; it stays as it is. inputs: the batch, samples first.
-        targets: its labels. max_grad_norm: C. None: no clipping; noise is then given as `sigma`.
-        With per-layer clipping, one
-            per trainable parameter, or one number that is split evenly among them.
+        model: what the client was sent; it stays as it is.
+        inputs: the batch, samples first.
+        targets: its labels.
+        max_grad_norm: C. None: no clipping; noise is then given as `sigma`. With per-layer clipping,
+            one per trainable parameter, or one number that is split evenly among them.
         sigma: the noise on the gradient's entries; or else
         noise_multiplier: the same in Opacus' unit, sigma B / C. Without either there is no noise.
         loss: a mean over the batch.

@@ -3,14 +3,13 @@
 One round of the cascade, in the dimensions of what is still missing (dual.py):
 
 1. guess   from many starts at once: shrink U q towards sparsity, with a threshold per row that the
-signs
-           of H c raise or lower; read the signs from the pattern of U q (starts.py).
+           signs of H c raise or lower; read the signs from the pattern of U q (starts.py).
 2. refine  each distinct result to the kernel of the rows that are certainly off, until it is exact
            (starts.py).
-3. round   to the kernel of ALL its zero rows, at the update's noise level (kernels.py). 4. read
-c of every sample found, from its pattern alone. 5. deflate the missing samples live in the space
-that the found ones leave: a smaller problem with as many
-           rows, hence easier. The first round finds most samples, the next ones the rest.
+3. round   to the kernel of ALL its zero rows, at the update's noise level (kernels.py).
+4. read    c of every sample found, from its pattern alone.
+5. deflate the missing samples live in the space that the found ones leave: a smaller problem with
+           as many rows, hence easier. The first round finds most samples, the next ones the rest.
 
 Where the paper needs 2^b submatrices, a start succeeds with probability 0.3 to 1.
 """

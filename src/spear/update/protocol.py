@@ -53,9 +53,9 @@ class Protocol:
         clip: the norm C that is clipped to.
         clipping: of each sample's gradient ("per-sample", the default for gradients), of each
             parameter's part of it ("per-layer"), or of the whole update ("global").
-        sigma: standard deviation of the noise on every entry sent; or noise_multiplier: z, where
-        sigma = z C / samples for gradients, and z C for weights and where the
-            whole update is clipped; or
+        sigma: standard deviation of the noise on every entry sent; or
+        noise_multiplier: z, where sigma = z C / samples for gradients, and z C for weights and where
+            the whole update is clipped; or
         epsilon: the z that has this epsilon.
         precision: of what is sent: float64, float32, float16, bfloat16, or 2-bit to 16-bit.
         pruned: share of the smallest entries that is not sent.

@@ -46,9 +46,10 @@ def what_leaves(
     outermost and sees what the others made of the reply.
 
     Args:
-        folder: where reports go, on the client's machine, one JSON and HTML per reply; None to only
-        log. model: as for `Audited`. redact: leave what was recovered out of the reports. truth:
-        the client's own data to compare with, `truth(message, context)`: inputs (b, ...), or
+        folder: where reports go, on the client's machine, a JSON and HTML per reply; None only logs.
+        model: as for `Audited`.
+        redact: leave what was recovered out of the reports.
+        truth: the client's own data to compare with, `truth(message, context)`: inputs (b, ...), or
             (inputs, labels), or (inputs, labels, names), or None.
         options: as for `Audited`.
     """
