@@ -55,9 +55,8 @@ class SamplingFinder:
             overlap, so 2b / (b+1) times as many are needed (`theory.expected_samples_narrow`), but b of
             them cost as much as two or three. True counts as the paper's lemma does.
         at_once: blocks of b rows drawn between two looks at the pool, the resolution of counts.
-        prior: approximate inputs (k, n), say from an optimisation attack. Each gives the 3b rows
-        with the
-            most negative preactivation, and submatrices are drawn within these.
+        prior: approximate inputs (k, n), say from an optimisation attack. Each gives the 3b rows with
+            the most negative preactivation, and submatrices are drawn within these.
     """
 
     max_samples: int | None = None
