@@ -7,7 +7,7 @@ else
 BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test coverage lint docs bench lock clean
+.PHONY: demo test coverage mutants lint docs bench lock audit clean
 
 demo: $(VENV)/installed
 	$(BIN)/spear demo
@@ -31,7 +31,13 @@ bench: $(VENV)/installed
 	$(BIN)/spear bench --batches 5 --compare 1 --out frontier.jsonl
 
 lock: $(VENV)/installed-dev
-	$(BIN)/python tools/lock.py
+	tools/lock.sh
+
+# Known vulnerabilities of what is locked. Asks the network; it lives in an environment of its own.
+audit: $(VENV)/installed-dev
+	$(BIN)/pip check
+	test -x $(VENV)/audit/bin/pip-audit || ($(PYTHON) -m venv $(VENV)/audit && $(VENV)/audit/bin/pip install -q pip-audit)
+	$(VENV)/audit/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/dev.lock -r requirements/torch-cuda.lock
 
 # Hash-checked where the locks fit (Linux x86_64, Python 3.11), pinned versions elsewhere: tools/install.py.
 $(VENV)/installed: pyproject.toml constraints.txt requirements/run.lock requirements/torch-cpu.lock tools/install.py
