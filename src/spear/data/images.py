@@ -6,11 +6,12 @@ import gzip
 import io
 import math
 import os
+import pickle
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,102 +21,101 @@ from torch import Tensor
 from spear.data.known import CIFAR10, MNIST
 from spear.data.places import AGAIN, contents, web_page
 from spear.errors import DamagedData, InvalidOption
-from spear.files import Name, PickleMachine, Refused, text
+from spear.files import check_pickle
 
 _LARGEST = 2**27  # bytes of a file; CIFAR's have 31 MB, 45 MB with their bytes written as text
-_STEPS = 10**6  # a batch of 10,000 takes up to 90,000
 _DTYPES = ("u1", "i4", "i8")
-# The only names a file may mention. None is imported: they stand for what is done here instead.
-_NAMES = {
-    "numpy.core.multiarray _reconstruct": "array",
-    "numpy._core.multiarray _reconstruct": "array",
-    "numpy.core.numeric _frombuffer": "buffer",  # as protocol 5 writes arrays
-    "numpy._core.numeric _frombuffer": "buffer",
-    "numpy ndarray": "ndarray",
-    "numpy dtype": "dtype",
-    "_codecs encode": "encode",  # how old protocols write bytes
-}
 
 
-def unpickle(path: Path) -> dict[str, Any]:
-    """The dict in a pickled file, its keys as text, its arrays as `PickledArray`."""
-    raw = contents(path, _LARGEST)
-    try:
-        content = _ArraysOnly(len(raw)).load(raw)
-    except Refused as error:
-        raise DamagedData(f"{path}: {error}: {AGAIN}") from error
-    except (ValueError, IndexError, KeyError) as error:  # what pickletools and an empty stack raise
-        raise DamagedData(
-            f"{path}: expected a pickled batch, got a file that is incomplete or none"
-            f"{web_page(raw)}: {AGAIN}"
-        ) from error
-    if not isinstance(content, dict):
-        raise DamagedData(f"{path}: expected a pickled dict, got another thing: {AGAIN}")
-    return content
+class _Dtype:
+    """What a file gets for numpy's dtype."""
+
+    def __init__(self, code: str | bytes, *_: Any) -> None:
+        self.code = _text(code)
+
+    def __setstate__(self, state: Any) -> None:
+        if self.code not in _DTYPES or _text(state[1]) not in ("|", "<"):
+            raise ValueError("expected an array of whole numbers")
 
 
-@dataclass(eq=False)
-class PickledArray:
-    """An array as its pickle describes it."""
+class _Array:
+    """What a file gets for numpy's array; numpy's own would trust what its state says."""
 
-    values: NDArray[Any] = field(default_factory=lambda: np.empty(0, np.uint8))
+    values: NDArray[Any] = np.empty(0, np.uint8)
 
-    def fill(self, state: Any) -> None:
-        """Take the state that numpy writes: version, shape, dtype, Fortran order, bytes."""
-        if not isinstance(state, tuple) or len(state) != 5:
-            raise Refused("the state of an array is not numpy's")
+    def __init__(
+        self, raw: Any = b"", dtype: Any = None, shape: Any = None, order: str = "C"
+    ) -> None:
+        if isinstance(dtype, _Dtype):  # as protocol 5 writes arrays: all at once
+            self.__setstate__((1, shape, dtype, order == "F", raw))
+
+    def __setstate__(self, state: Any) -> None:
         _, shape, dtype, fortran, raw = state
-        if not isinstance(dtype, _Dtype) or not isinstance(raw, bytes):
-            raise Refused("expected an array of whole numbers")
-        if not isinstance(shape, tuple) or len(shape) > 4:
-            raise Refused("expected an array of at most four dimensions")
-        if not all(type(n) is int and 0 <= n <= _LARGEST for n in shape):
-            raise Refused("expected the shape of an array to be whole numbers")
-        if math.prod(shape) * np.dtype(dtype.code).itemsize != len(raw):
-            raise Refused(f"expected an array of shape {shape}, got {len(raw):,} bytes")
-        flat = np.frombuffer(raw, f"<{dtype.code}")
+        if not isinstance(dtype, _Dtype) or dtype.code not in _DTYPES:
+            raise ValueError("expected an array of whole numbers")
+        if len(shape) > 4 or not all(type(n) is int and 0 <= n <= _LARGEST for n in shape):
+            raise ValueError("expected an array of at most four dimensions")
+        flat = np.frombuffer(bytes(raw), f"<{dtype.code}")
         self.values = flat.reshape(shape, order="F" if fortran else "C")
 
 
-@dataclass(frozen=True)
-class _Dtype:
-    code: str
+class _Bytes(bytes):
+    """What a file gets for _codecs.encode, with which old protocols write bytes."""
+
+    def __new__(cls, words: str, coding: str) -> _Bytes:
+        if coding != "latin1":
+            raise ValueError(f"expected text of bytes, got {coding!r:.20}")
+        return super().__new__(cls, words, coding)
+
+    def __setstate__(self, state: Any) -> None:
+        raise ValueError("bytes have no state")
 
 
-class _ArraysOnly(PickleMachine):
-    """A machine that can build nothing but data and the arrays in it."""
+class _ArraysOnly(pickle.Unpickler):
+    """Gives a file what it needs to build arrays, by classes of ours, and nothing else.
 
-    names = _NAMES
-    most_steps = _STEPS
-    expected = "nothing but arrays"
+    Each of them has a __setstate__: a file could otherwise change the class itself.
+    """
 
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.to_encode = 2 * size  # bytes: every text once, and short ones again
+    stand_ins: ClassVar[dict[str, type]] = {
+        "numpy.core.multiarray._reconstruct": _Array,
+        "numpy.core.numeric._frombuffer": _Array,
+        "numpy.ndarray": _Array,
+        "numpy.dtype": _Dtype,
+        "_codecs.encode": _Bytes,
+    }
 
-    def made(self, called: str, arguments: Any) -> Any:
-        match called, arguments:
-            case "array", (Name("ndarray"), *_):
-                return PickledArray()
-            case "buffer", (bytes() | bytearray() as raw, dtype, shape, order):
-                array = PickledArray()
-                array.fill((1, shape, dtype, order == "F", bytes(raw)))
-                return array
-            case "dtype", (str() | bytes() as code, *_) if text(code) in _DTYPES:
-                return _Dtype(text(code))
-            case "encode", (str() as words, "latin1") if len(words) <= self.to_encode:
-                self.to_encode -= len(words)
-                return words.encode("latin1")
-        return super().made(called, arguments)
+    def find_class(self, module: str, name: str) -> type:
+        known = self.stand_ins.get(f"{module.replace('._core', '.core')}.{name}")
+        if known is None:
+            raise pickle.UnpicklingError(f"it wants to load {module[:40]}.{name[:40]}")
+        return known
 
-    def build(self, target: Any, state: Any) -> None:
-        match target:
-            case PickledArray() as array:
-                array.fill(state)
-            case _Dtype() if isinstance(state, tuple) and state[1] in ("|", b"|", "<", b"<"):
-                pass  # the byte order is the one assumed
-            case _:
-                super().build(target, state)
+
+def unpickle(path: Path) -> dict[str, Any]:
+    """The dict in a pickled file, its keys as text, its arrays as arrays."""
+    raw = contents(path, _LARGEST)
+    try:
+        check_pickle(io.BytesIO(raw))
+        content = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
+    except pickle.UnpicklingError as error:
+        raise DamagedData(f"{path}: expected nothing but arrays, but {error}: {AGAIN}") from error
+    except Exception as error:  # a damaged pickle may end in anything
+        raise DamagedData(
+            f"{path}: expected a pickled batch, got a file that is incomplete or none "
+            f"({str(error)[:80]}){web_page(raw)}: {AGAIN}"
+        ) from error
+    if not isinstance(content, dict) or not all(isinstance(k, str | bytes) for k in content):
+        raise DamagedData(f"{path}: expected a pickled dict, got another thing: {AGAIN}")
+    return {
+        _text(key): value.values if isinstance(value, _Array) else value
+        for key, value in content.items()
+    }
+
+
+def _text(words: Any) -> str:
+    """Text, which Python 2 wrote as bytes."""
+    return words.decode("latin1") if isinstance(words, bytes) else str(words)
 
 
 def read_idx(path: Path, most: int, item: tuple[int, ...] = ()) -> NDArray[np.uint8]:
@@ -228,8 +228,8 @@ def _cifar_batch(path: Path) -> tuple[Tensor, Tensor]:
         keys = ", ".join(sorted(content)[:5]) or "nothing"
         raise DamagedData(f"{path}: expected data and labels, got {keys[:100]}{hint}: {AGAIN}")
     data, labels = content["data"], content["labels"]
-    data = data.values if isinstance(data, PickledArray) else np.empty(0)
-    labels = labels.values.tolist() if isinstance(labels, PickledArray) else labels
+    data = data if isinstance(data, np.ndarray) else np.empty(0)
+    labels = labels.tolist() if isinstance(labels, np.ndarray) else labels
     count = len(labels) if isinstance(labels, list) else 0
     if data.dtype != np.uint8 or data.ndim != 2 or data.shape != (count, 3072):
         raise DamagedData(

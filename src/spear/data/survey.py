@@ -16,7 +16,7 @@ from spear.data.images import ImageData, cifar10, mnist
 from spear.data.known import ADULT, CIFAR10, IMAGENET, MNIST, TINY_IMAGENET
 from spear.data.places import AGAIN, Dataset, Source, existing
 from spear.errors import DamagedData, InvalidFile, MissingData
-from spear.files import checked_size, read_torch
+from spear.files import read_tensors
 
 _SIZES = (224, 256, 720)  # pixels of the shorter side that experiments ask for
 _TRIED = 64  # pictures of TinyImageNet that are decoded
@@ -191,14 +191,11 @@ def _tensors(path: Path, expected_bytes: int) -> list[Tensor]:
     """The tensors of a file of weights, none of them larger than they should be together."""
     largest = 2 * expected_bytes + 2**16
     try:
-        size = checked_size(path)
+        size = os.stat(path).st_size
         if size > largest:
             raise DamagedData(f"{path}: expected at most {largest:,} bytes, got {size:,}: {AGAIN}")
-        stored = read_torch(path)
+        return list(read_tensors(path).values())
     except (InvalidFile, OSError) as error:
         raise DamagedData(
             f"{path}: expected weights by name ({error}); it may be incomplete, {AGAIN}"
         ) from error
-    if not isinstance(stored, dict) or not all(isinstance(v, Tensor) for v in stored.values()):
-        raise DamagedData(f"{path}: expected weights by name, got another thing: {AGAIN}")
-    return list(stored.values())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spear.errors import DataError
-from spear.files import checked_size, read_torch
+from spear.files import read_tensors
 
 # VGG16's convolutions by output channels; M is a 2x2 max-pooling.
 _VGG16 = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M")
@@ -89,12 +89,8 @@ class Vgg16(nn.Module):
             raise DataError(
                 f"VGG16's weights are not in {root}: expected weights/vgg16_features.pth"
             )
-        checked_size(path)
-        stored = read_torch(path)
         own = self.features.state_dict()
-        found = {}
-        if isinstance(stored, dict):
-            found = {str(name).removeprefix("features."): value for name, value in stored.items()}
+        found = {name.removeprefix("features."): t for name, t in read_tensors(path).items()}
         wrong = [n for n in own if getattr(found.get(n), "shape", None) != own[n].shape]
         if wrong or set(found) - set(own):
             name = wrong[0] if wrong else min(set(found) - set(own))

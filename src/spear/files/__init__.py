@@ -10,9 +10,8 @@ from spear.files.json_text import (
     maybe,
     parsed,
 )
-from spear.files.limits import checked_size
 from spear.files.naming import like, matched, named, not_gradients
-from spear.files.pickle_machine import Name, PickleMachine, Refused, text
+from spear.files.pickles import check_pickle
 from spear.files.private import (
     check_replaceable,
     keep_private,
@@ -24,21 +23,17 @@ from spear.files.private import (
 )
 from spear.files.provenance import commit, versions
 from spear.files.tensors import positional, read_tensors
-from spear.files.torch_files import read_torch
 from spear.files.update_files import UpdateFiles, loss_of, observe_files
 from spear.files.user_code import accepts, build_model, load_object
 
 __all__ = [
     "LARGEST_ROWS",
-    "Name",
-    "PickleMachine",
-    "Refused",
     "UpdateFiles",
     "accepts",
     "build_model",
     "bytes_of",
+    "check_pickle",
     "check_replaceable",
-    "checked_size",
     "commit",
     "is_count",
     "is_number",
@@ -57,10 +52,8 @@ __all__ = [
     "parsed",
     "positional",
     "read_tensors",
-    "read_torch",
     "remove_unfinished",
     "replace_private",
-    "text",
     "versions",
     "write_all_private",
     "write_private",

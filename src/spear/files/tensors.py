@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +14,8 @@ from spear.files.json_text import parsed
 from spear.files.limits import checked_size, looks_like
 from spear.files.npz_files import read_npz
 from spear.files.torch_files import read_torch
-from spear.files.torch_pickles import ForeignValue
 
 _KINDS = ".safetensors, .npz, .pt or .pth"
-# Where checkpoints keep the tensors when they hold more than them.
-_NESTED = ("state_dict", "model_state_dict", "model", "weights", "gradients", "grads", "update")
-_DEEPEST = 8  # of those in each other
 _LARGEST_HEADER = 2**24  # bytes, of .safetensors: some 150,000 tensors
 
 
@@ -32,11 +27,15 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
     Args:
         path: a .safetensors file; a .npz of numpy (arrays without names are a list); or a .pt or .pth
-            of torch, a dict or list of tensors, read without `torch.load`: a file that would run code
-            is refused.
+            of torch, a dict or list of tensors; a file that would run code is refused.
     """
     path = Path(path)
-    readers = {".safetensors": _safetensors, ".npz": read_npz, ".pt": _torch, ".pth": _torch}
+    readers = {
+        ".safetensors": _safetensors,
+        ".npz": read_npz,
+        ".pt": read_torch,
+        ".pth": read_torch,
+    }
     if path.is_dir():
         raise InvalidFile(f"{path} is a folder: expected a file named {_KINDS}")
     if path.suffix not in readers:
@@ -83,42 +82,12 @@ def _check_header(path: Path) -> None:
         parsed(file.read(length))
 
 
-def _torch(path: Path) -> dict[str, Tensor]:
-    content = read_torch(path)
-    found = _tensors_in(content)
-    if found is None:
-        raise InvalidFile(
-            f"{path}: expected a dict or list of tensors, got a {type(content).__name__} without any"
-        )
-    strange = [(name, value) for name, value in found.items() if isinstance(value, ForeignValue)]
-    if strange:
-        name, value = strange[0]
-        raise InvalidFile(
-            f"{path}: expected dense tensors of numbers, but {name!r:.80} is {value.kind}: store "
-            "tensor.to_dense(), or tensor.dequantize()"
-        )
-    return found
-
-
-def _tensors_in(content: Any, depth: int = 0) -> dict[str, Any] | None:
-    """The tensors of a dict, a list, or a checkpoint that holds one of them."""
-    kinds = (Tensor, ForeignValue)
-    if isinstance(content, Mapping):
-        tensors = {str(k): v for k, v in content.items() if isinstance(v, kinds)}
-        if tensors or depth > _DEEPEST:
-            return tensors or None
-        inner = [_tensors_in(content[name], depth + 1) for name in _NESTED if name in content]
-        return next((part for part in inner if part), None)
-    if isinstance(content, list) and content and all(isinstance(t, kinds) for t in content):
-        return {str(i): part for i, part in enumerate(content)}
-    return None
-
-
 def _plain(path: Path, name: str, tensor: Tensor) -> Tensor:
     """A tensor of a kind that can be computed with; what is narrower or odder is widened."""
-    tensor = tensor.detach()
     if tensor.is_complex() or tensor.dtype.itemsize * tensor.numel() != tensor.nbytes:
         raise InvalidFile(f"{path}: {name!r:.80} holds {tensor.dtype}, expected real numbers")
+    if tensor.dtype is torch.bool:
+        return tensor.view(torch.uint8) != 0  # a byte may be anything
     if tensor.is_floating_point():
         return tensor.float() if tensor.dtype.itemsize == 1 else tensor
     if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):

@@ -1,142 +1,126 @@
-"""Files of torch.save, as zip archives and as torch wrote them before 1.6, without `torch.load`.
-
-Versions of torch before 2.6 ran code of a file that was made for it (CVE-2025-32434), also with
-`weights_only`; later ones still allocate whatever a file claims.
-"""
+"""Files of torch.save: torch.load reads them, once it is known that it will take little to do so."""
 
 from __future__ import annotations
 
+import io
+import pickle
 import re
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import torch
 from torch import Tensor
 
-from spear.errors import InvalidFile
-from spear.files.archives import archive, fill
-from spear.files.limits import check_unpacked, looks_like
-from spear.files.pickle_machine import Bounded, Refused
-from spear.files.torch_pickles import ForeignValue, Storage, Stored, TensorsOnly
+from spear.errors import InvalidFile, SpearError
+from spear.files.archives import archive
+from spear.files.limits import check_unpacked, checked_bytes, looks_like
+from spear.files.pickles import check_pickle
 
-_PICKLED = 2**26  # bytes of the pickle: 64 MB describe far more tensors than `most_steps` allows
-_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # how files began before torch 1.6
-_DEEPEST = 32  # of dicts and lists in each other
-_PACKED = re.compile(r"\.u?int[1-7]$|_x2$|float4|qu?int")  # several numbers in a byte, or encoded
+_PICKLED = 2**26  # bytes of the pickles: 64 MB describe far more tensors than models have
+_OLD = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files began before torch 1.6
+_OLD_PICKLES = 5  # before the numbers: two that identify it, the machine, the content, its storages
+# torch allows them, but a few bytes of file can make them take gigabytes or hours.
+_NOT_ALLOWED = re.compile(r"(__builtin__|builtins)\.bytearray|_codecs\.encode")
+# Where checkpoints keep the tensors when they hold more than them.
+_NESTED = ("state_dict", "model_state_dict", "model", "weights", "gradients", "grads", "update")
+_DEEPEST = 3  # of those in each other
 
-Read = Callable[[Storage], Tensor]
 
-
-def read_torch(path: Path) -> Any:
-    """The dicts, lists, numbers and tensors of a file, on the CPU; nothing in it is run.
-
-    Tensors that are not dense, real and of the CPU's kind are `ForeignValue`.
-    """
-    with path.open("rb") as file:
-        zipped = file.read(4) == b"PK\x03\x04"
+def read_torch(path: Path) -> dict[str, Tensor]:
+    """The tensors of a dict, a list, or a checkpoint that holds one of them; nothing in it is run."""
     with _told(path):
-        return _zipped(path) if zipped else _old(path)
-
-
-def _zipped(path: Path) -> Any:
-    with archive(path, "file of torch.save") as opened:
-        roots = [n.removesuffix("data.pkl") for n in opened.namelist() if n.endswith("/data.pkl")]
-        if len(roots) != 1 or f"{roots[0]}constants.pkl" in opened.namelist():
+        _check(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        found = _tensors_in(content)
+        if found is None:
             raise InvalidFile(
-                f"{path}: expected an archive of torch.save, got another (a .npz, or a TorchScript "
-                "model): store model.state_dict() with torch.save"
+                f"{path}: expected a dict or list of tensors, got a {type(content).__name__} without "
+                "any"
             )
-        (root,) = roots
-        if opened.getinfo(f"{root}data.pkl").file_size > _PICKLED:
-            raise Refused(
-                f"expected at most {_PICKLED:,} bytes that describe its tensors, got more"
-            )
-        content = TensorsOnly().load(opened.read(f"{root}data.pkl"))
-        order = f"{root}byteorder"
-        swapped = order in opened.namelist() and opened.read(order) == b"big"
-
-        def read(storage: Storage) -> Tensor:
-            return _numbers(opened, f"{root}data/{storage.key}", storage, swapped)
-
-        return _Filled(path, read).of(content)
+        return _dense(path, found)
 
 
-def _numbers(opened: ZipFile, name: str, storage: Storage, swapped: bool) -> Tensor:
-    """The bytes of a storage."""
-    if opened.getinfo(name).file_size != storage.bytes:
-        raise ValueError(f"{name} holds another number of bytes than it should")
-    raw = torch.empty(storage.bytes, dtype=torch.uint8)
-    with opened.open(name) as entry:
-        fill(raw.numpy(), entry)
-    if swapped:
-        item = storage.dtype.itemsize // (2 if storage.dtype.is_complex else 1)
-        raw = raw.view(-1, item).flip(1).flatten()
-    return raw
-
-
-def _old(path: Path) -> Any:
-    """As torch wrote before 1.6: pickles one after the other, then the numbers of each storage."""
-    size = path.stat().st_size
+def _check(path: Path) -> None:
+    """Refuse what torch.load would take too much memory or time for."""
     with path.open("rb") as file:
-        stream = Bounded(file, min(size, _PICKLED))
-        began = TensorsOnly().load(stream)
-        if began != _MAGIC or TensorsOnly().load(stream) != _PROTOCOL:
-            raise ValueError("it does not begin as files of torch.save do")
-        TensorsOnly().load(stream)  # of the machine that wrote it
-        machine = TensorsOnly()
-        content = machine.load(stream)
-        keys = TensorsOnly().load(stream)
-        if not isinstance(keys, list) or not all(isinstance(k, str | bytes) for k in keys):
-            raise ValueError("the list of its storages is none")
-        held: dict[str, Tensor] = {}
-        for name in keys:
-            key = name.decode("latin1") if isinstance(name, bytes) else name
-            count = int.from_bytes(file.read(8), "little", signed=True)
-            storage = machine.storages.get(key)
-            if storage is None or storage.count != count:
-                raise ValueError("its tensors and their numbers do not fit each other")
-            if storage.bytes > size - file.tell():
-                raise EOFError("it ends too soon")
-            held[key] = torch.empty(storage.bytes, dtype=torch.uint8)
-            fill(held[key].numpy(), file)
-        return _Filled(path, lambda storage: held[storage.key]).of(content)
+        start = file.read(16)
+        if not start.startswith(b"PK\x03\x04"):
+            if _OLD not in start:
+                raise ValueError("it does not begin as such files do")
+            pickles = io.BytesIO(start + file.read(_PICKLED))
+            _check_names(*(check_pickle(pickles) for _ in range(_OLD_PICKLES)))
+            return
+    with archive(path, "file of torch.save") as opened:
+        names = opened.namelist()
+        sizes = [entry.file_size for entry in opened.infolist() if "data.pkl" in entry.filename]
+    if len(sizes) != 1 or any(name.endswith("/constants.pkl") for name in names):
+        raise InvalidFile(
+            f"{path}: expected an archive of torch.save, got another (a .npz, or a TorchScript model): "
+            "store model.state_dict() with torch.save"
+        )
+    # torch finds entries whatever their case: one with letters could be read under many names.
+    if sizes[0] > _PICKLED or any(re.search(r"/data/(?!\d+$)", name, re.I) for name in names):
+        raise ValueError("its entries are not those that torch.save writes")
+    # As torch itself finds it, lest a crafted archive shows two readers different pickles.
+    pickled = torch._C.PyTorchFileReader(str(path)).get_record("data.pkl")
+    _check_names(check_pickle(io.BytesIO(pickled)))
 
 
-class _Filled:
-    """Puts tensors where their descriptions are, each storage read once."""
+def _check_names(*mentioned: set[str]) -> None:
+    refused = [name for names in mentioned for name in names if _NOT_ALLOWED.fullmatch(name)]
+    if refused:
+        raise ValueError(f"it holds raw bytes ({refused[0]}): expected tensors, numbers and text")
 
-    def __init__(self, path: Path, read: Read) -> None:
-        self.path, self.read = path, read
-        self.held: dict[Storage, Tensor] = {}
-        self.copied = 0  # bytes
 
-    def of(self, content: Any, depth: int = 0) -> Any:
-        if isinstance(content, Stored):
-            return self._tensor(content)
-        if depth > _DEEPEST:
-            return None  # nobody's tensors are here, or it holds itself
-        if isinstance(content, dict):
-            return {key: self.of(value, depth + 1) for key, value in content.items()}
-        if isinstance(content, list | tuple):
-            return [self.of(part, depth + 1) for part in content]
-        return content
+def _tensors_in(content: Any, depth: int = 0) -> dict[str, Tensor] | None:
+    if isinstance(content, Mapping):
+        tensors = {str(k): v for k, v in content.items() if isinstance(v, Tensor)}
+        if tensors or depth > _DEEPEST:
+            return tensors or None
+        inner = (_tensors_in(content[name], depth + 1) for name in _NESTED if name in content)
+        return next((part for part in inner if part), None)
+    if isinstance(content, list | tuple) and all(isinstance(part, Tensor) for part in content):
+        return {str(i): part for i, part in enumerate(content)} or None
+    return None
 
-    def _tensor(self, stored: Stored) -> Tensor | ForeignValue:
-        if _PACKED.search(str(stored.dtype)):
-            return ForeignValue(f"a tensor of {stored.dtype}")
-        if stored.storage not in self.held:
-            self.held[stored.storage] = self.read(stored.storage)
-        raw = self.held[stored.storage]
-        flat = raw != 0 if stored.dtype is torch.bool else raw.view(stored.dtype)
-        tensor = flat.as_strided(stored.shape, stored.stride, stored.offset)
-        if tensor.is_contiguous() and not stored.negated:
-            return tensor
-        self.copied += stored.bytes  # where it was expanded, many times what it takes on disk
-        check_unpacked(self.path, self.copied)
-        return -tensor if stored.negated else tensor.contiguous()
+
+def _dense(path: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with numbers of their own; those that are not, or would grow a lot, are refused."""
+    dense, copied = {}, 0
+    for name, given in found.items():
+        tensor = Tensor.detach(given)  # not given.detach(): a file may give a tensor attributes
+        kind = _foreign(tensor)
+        if kind:
+            raise InvalidFile(
+                f"{path}: expected dense tensors of numbers, but {name!r:.80} is {kind}: store "
+                "tensor.to_dense(), or tensor.dequantize()"
+            )
+        size = checked_bytes(tensor.shape, tensor.itemsize)
+        if tensor.untyped_storage().nbytes() > path.stat().st_size:
+            raise ValueError(f"{name!r:.80} has more numbers than the file")
+        if not tensor.is_contiguous() or tensor.is_neg():
+            copied += size  # where it was expanded, many times what it takes on disk
+            check_unpacked(path, copied)
+        dense[name] = tensor.resolve_neg().contiguous()
+    return dense
+
+
+def _foreign(tensor: Tensor) -> str:
+    """What kind of tensor it is, if the attack cannot use it: it needs the numbers, all of them."""
+    kinds = {
+        "a nested tensor": tensor.is_nested,
+        "a sparse tensor": tensor.layout is not torch.strided,
+        "a quantised tensor": tensor.is_quantized,
+        "a tensor without values (meta)": tensor.is_meta,
+        "a tensor of another device": tensor.device.type != "cpu",
+        "a tensor of another class": type(tensor) is not Tensor,
+    }
+    return next((kind for kind, true in kinds.items() if true), "")
 
 
 @contextmanager
@@ -144,15 +128,18 @@ def _told(path: Path) -> Iterator[None]:
     """What is wrong with a file, in one sentence."""
     try:
         yield
-    except Refused as error:
+    except (SpearError, OSError):
+        raise
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL (\S{1,80})", str(error))
         raise InvalidFile(
-            f"{path} is no file of tensors, or it holds objects that could run code when loaded (a "
-            f"pickled model): store model.state_dict(), or a dict or list of tensors, with torch.save "
-            f"({error}){looks_like(path)}"
+            f"{path} holds objects other than tensors, numbers and text"
+            f"{f' ({wanted[1]})' if wanted else ''}, which could run code when loaded, as a pickled "
+            "model could; or it was saved with another pickle_protocol than torch.save's own: store "
+            "model.state_dict(), or a dict or list of tensors, with torch.save"
         ) from error
-    except (ValueError, LookupError, EOFError, OverflowError, TypeError) as error:
-        if isinstance(error, InvalidFile):
-            raise
+    except Exception as error:  # what torch.load raises for a damaged file may be anything
+        words = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise InvalidFile(
-            f"{path} is no file of torch.save, or a damaged one ({str(error)[:200]}){looks_like(path)}"
+            f"{path} is no file of torch.save, or a damaged one ({words}){looks_like(path)}"
         ) from error

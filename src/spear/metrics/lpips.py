@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
 
 from spear.errors import DataError, InvalidFile, InvalidOption
-from spear.files import checked_size, read_torch
+from spear.files import read_tensors
 from spear.metrics.pixels import check_pairs
 
 FEATURES, HEADS = "alexnet_features.pth", "lpips_alex_heads.pth"
@@ -141,24 +140,20 @@ def _unit(features: Tensor) -> Tensor:
     return features / (features.square().sum(1, keepdim=True).sqrt() + 1e-10)
 
 
-def _tensors(path: Path) -> dict[str, Any]:
+def _tensors(path: Path) -> dict[str, Tensor]:
     try:
-        checked_size(path)
-        content = read_torch(path)
+        return read_tensors(path)
     except (InvalidFile, OSError) as error:
         raise DataError(
             f"{path}: expected tensors by name ({error}); the file may be incomplete, copy it again"
         ) from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: expected tensors by name, got a {type(content).__name__}")
-    return content
 
 
-def _taken(tensors: dict[str, Any], name: str, shape: tuple[int, ...], file: str) -> Tensor:
+def _taken(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], file: str) -> Tensor:
     tensor = tensors.get(name)
-    if not isinstance(tensor, Tensor) or tensor.shape != shape or not tensor.is_floating_point():
-        came = "nothing of that name"
-        if isinstance(tensor, Tensor):
-            came = f"{tuple(tensor.shape)} of {tensor.dtype}"
+    if tensor is None or tensor.shape != shape or not tensor.is_floating_point():
+        came = (
+            "nothing of that name" if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"
+        )
         raise DataError(f"{file}: expected {name} of shape {shape}, got {came}")
     return tensor

@@ -1,7 +1,7 @@
 """Atheris (coverage-guided fuzzing) on every reader of files.
 
     pip install atheris
-    python tools/fuzz/fuzz.py torch -runs=100000 -max_total_time=600 corpus/
+    python tools/fuzz.py torch -runs=100000 -max_total_time=600 corpus/
 
 Targets: torch (.pt), npz, safetensors, report (spear.load), rows (spear reproduce), bench (its rows),
 cifar (pickles), idx (MNIST), adult. Further arguments are libFuzzer's: `-runs`, `-max_total_time`, a
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import atheris
 
-sys.path[:0] = [str(Path(__file__).parents[2] / folder) for folder in ("src", "tests")]
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("src", "tests")]
 
 with atheris.instrument_imports(include=["spear", "zipfile", "pickletools", "json", "numpy.lib"]):
     import numpy as np

@@ -1,0 +1,90 @@
+"""Pickles of others: what loading one would cost, worked out without building anything of it."""
+
+from __future__ import annotations
+
+import io
+import pickletools
+from dataclasses import dataclass
+
+_MOST_STEPS = 10**6  # a tensor takes 40, a CIFAR batch 90,000 in all
+_MOST_VALUES = 2**22  # built or hashed, of some 64 bytes each
+_BYTES_A_VALUE = 64
+_DEEPEST = 64  # of values in each other
+_REPEATS = 16  # how often a pickle may use each byte of its text
+_INTO = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"}  # they change their first
+
+
+@dataclass(eq=False)
+class _Cost:
+    """Of one value: how many are in it, shared ones counted each time, and how deep."""
+
+    values: int
+    depth: int = 0
+
+
+def check_pickle(stream: io.BytesIO) -> set[str]:
+    """Read past one pickle; give the names it mentions, such as "os.system".
+
+    An unpickler that calls nothing harmful can still be made to overflow the stack (by hashing a
+    tuple that is nested deeply), to compute for ever (by hashing one that holds the same tuple twice,
+    sixty levels deep), or to take gigabytes (by copying one long list again and again, or for a memo
+    of 2**31 entries).
+
+    Raises:
+        ValueError, LookupError: it is damaged, or would cost far more than its size allows.
+    """
+    stack: list[_Cost | None] = []  # None is a mark
+    memo: dict[int, _Cost] = {}
+    names, spent = set(), 0
+    most = _MOST_VALUES + _REPEATS * stream.getbuffer().nbytes // _BYTES_A_VALUE
+    for step, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+        taken = _taken(stack, opcode)
+        if opcode.name.endswith("PUT") or opcode.name == "MEMOIZE":
+            index = len(memo) if argument is None else int(str(argument))
+            if index > step:
+                raise ValueError(f"it asks for {index:,} places to remember values")
+            memo[index] = _top(stack)
+        elif opcode.name.endswith("GET"):
+            stack.append(memo[int(str(argument))])
+        elif opcode.stack_after == [pickletools.markobject]:
+            stack.append(None)
+        else:
+            made = _made(opcode, argument, taken)
+            spent += made.values - (taken[-1].values if opcode.name in _INTO else 0)
+            if opcode.name in _INTO:
+                taken[-1].values, taken[-1].depth = made.values, made.depth
+                made = taken[-1]
+            stack += [made] * len(opcode.stack_after)
+            if step > _MOST_STEPS or spent > most or made.depth > _DEEPEST:
+                raise ValueError("loading it would take far more memory or time than its size")
+        if opcode.name in ("GLOBAL", "INST"):
+            names.add(str(argument).replace(" ", "."))
+    return names
+
+
+def _taken(stack: list[_Cost | None], opcode: pickletools.OpcodeInfo) -> list[_Cost]:
+    """What a step takes off the stack, the top first."""
+    before, taken = opcode.stack_before, []
+    count = len(before)
+    if pickletools.markobject in before:
+        count = before.index(pickletools.markobject)
+        while (value := stack.pop()) is not None:
+            taken.append(value)
+    for _ in range(count):
+        taken.append(_top(stack))
+        stack.pop()
+    return taken
+
+
+def _top(stack: list[_Cost | None]) -> _Cost:
+    if not stack or stack[-1] is None:
+        raise ValueError("it takes a value from an empty stack")
+    return stack[-1]
+
+
+def _made(opcode: pickletools.OpcodeInfo, argument: object, taken: list[_Cost]) -> _Cost:
+    text = len(argument) if isinstance(argument, str | bytes | bytearray) else 0
+    return _Cost(
+        1 + text // _BYTES_A_VALUE + sum(value.values for value in taken),
+        max((1 + value.depth for value in taken), default=0),
+    )
