@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import spear
-from spear.files.private import keep_private, make_private, write_private
+from spear.files.private import make_private, write_private
 from spear.report import Finding, Report
 from spear.report.finding import Truth
 from spear.report.redaction import without_folders
@@ -217,7 +217,10 @@ def test_files_and_folders_are_their_owners_whatever_the_umask(tmp_path):
 
 @POSIX
 def test_the_command_line_leaves_no_image_of_its_memory():
+    pytest.importorskip("typer", reason="needs the cli extra")
     import resource
+
+    from spear.cli.app import keep_private
 
     limit, mask = resource.getrlimit(resource.RLIMIT_CORE), os.umask(0)
     try:

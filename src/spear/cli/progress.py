@@ -6,15 +6,18 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from spear.cli.console import PlainConsole
-from spear.experiments.common.reproduce import Part
-from spear.search import Progress as Stage
-from spear.trials import Remaining, Row, Status, Step, Trial
+
+if TYPE_CHECKING:
+    from spear.experiments.common.reproduce import Part
+    from spear.search import Progress as Stage
+    from spear.trials import Remaining, Row, Step, Trial
 
 _TELL = 30.0  # seconds between two lines where nobody watches a bar
 console = PlainConsole()
@@ -59,6 +62,8 @@ class _Watch:
 
     def row(self, row: Row) -> None:
         """A trial is done."""
+        from spear.trials import Status
+
         self.done += 1
         self.bad += row.status is not Status.DONE
 
@@ -134,6 +139,7 @@ def watched(part: Part, remaining: Remaining, quiet: bool) -> Iterator[_Watch]:
 def _label(trial: Trial) -> str:
     """A trial in few words: what tells it from the others is mostly short.
 
+    >>> from spear.trials import Trial
     >>> _label(Trial("main", {"data": "mnist", "b": 20, "max_seconds": 60}, seed=3))
     'mnist b=20 seed 3'
     """

@@ -15,7 +15,6 @@ from spear.files.naming import like, matched, named, not_gradients
 from spear.files.pickle_machine import Name, PickleMachine, Refused, text
 from spear.files.private import (
     check_replaceable,
-    keep_private,
     make_private,
     remove_unfinished,
     replace_private,
@@ -42,7 +41,6 @@ __all__ = [
     "commit",
     "is_count",
     "is_number",
-    "keep_private",
     "kind",
     "like",
     "load_object",
