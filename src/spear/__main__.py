@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
 @contextmanager
 def _orderly_end() -> Iterator[None]:
     """Within, a kill or a closed terminal raises and so cleans up, as Ctrl-C does."""
-    handlers = {
+    handlers: dict[str, tuple[Any, Any]] = {  # what Python has by default, and ours
         "SIGINT": (signal.default_int_handler, _interrupted),
         "SIGTERM": (signal.SIG_DFL, _ended),
         "SIGHUP": (signal.SIG_DFL, _ended),

@@ -159,7 +159,7 @@ def test_a_note_of_a_redacted_finding_names_no_folder():
     planted = plant(3, m=40, n=20)
     result = spear.invert(planted.view)
     note = "The weights are those that /srv/ann/nets.py:Net gave."
-    finding = Finding.of(result, "g.pt", planted.view, notes=(note,))
+    finding = Finding.of(result, "g.pt", notes=(note,))
     report = Report.new("inversion", "t", "h", [finding], settings={"model": "/srv/ann/nets.py"})
     assert "ann" in report.json()
     redacted = report.redacted()
@@ -172,7 +172,7 @@ def test_reprs_show_no_private_value():
     planted = plant(3, m=60, n=48, seed=2)
     result = spear.invert(planted.view, model=planted.model)
     truth = Truth(("ann", "bob", "eve"), inputs, labels, (0, 1, 2), (60.0, 60.0, 60.0))
-    finding = Finding.of(result, "update", planted.view)
+    finding = Finding.of(result, "update")
     held = PrivateData("data", inputs, labels, names=("ann", "bob", "eve"))
     run = run_demo(DemoSettings(3, 60, 3, 8))
     for thing in (

@@ -25,8 +25,7 @@ from spear.inversion import Outcome
 from spear.judge import Cause, Proof
 from spear.report import Drawing, Finding, ImageFormat, Level, Remark, Report, Table, Truth, words
 from spear.report import page as pages
-from spear.report.document import dump
-from spear.report.reading import name_in_json
+from spear.report.document import dump, name_in_json
 from spear.report.truth import compare
 from support import reports
 

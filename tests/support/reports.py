@@ -103,7 +103,7 @@ def tabular(true=False):
     result = spear.invert(view, model=net)
     assert result.outcome is Outcome.EXACT
     truth = compare(result.inputs, rows, labels) if true else None
-    found = Finding.of(result, "client.npz", view, truth=truth)
+    found = Finding.of(result, "client.npz", truth=truth)
     return Report.new(
         "inversion", "What client.npz gives away", found.headline, [found], seconds=0.4
     )

@@ -55,11 +55,7 @@ def parse_image_format(shape: str, mean: str, std: str) -> ImageFormat:
             "expected --shape like 3x32x32, --mean and --std like 0.5 or 0.49,0.48,0.45; "
             f"got {shape!r}, {mean!r}, {std!r}"
         ) from error
-    if len(sizes) == 2:
-        sizes = (1, *sizes)
-    if len(sizes) != 3:
-        raise InvalidOption(f"expected --shape as channels x height x width, got {shape!r}")
-    return ImageFormat((sizes[0], sizes[1], sizes[2]), means, stds)
+    return ImageFormat.of(sizes, means, stds)
 
 
 def writable(path: Path | None, *inputs: Path | None) -> None:

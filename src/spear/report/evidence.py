@@ -43,6 +43,16 @@ class Sample:
             return "certified"
         return "approximate" if self.approximate else "uncertified"
 
+    @property
+    def words(self) -> str:
+        """Its state as a reader sees it."""
+        return {
+            "missing": "not recovered",
+            "certified": "certified, approximate" if self.approximate else "certified",
+            "approximate": "approximate, not certified",
+            "uncertified": "not certified",
+        }[self.state]
+
 
 @dataclass(frozen=True)
 class Card:

@@ -12,7 +12,6 @@ from torch import Tensor
 from spear.errors import InvalidOption
 from spear.inversion import Inversion, Outcome
 from spear.judge import Cause, Proof
-from spear.update import LayerUpdate
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,21 @@ class ImageFormat:
             raise InvalidOption(f"expected std > 0, got {self.std}")
         if not all(map(math.isfinite, self.mean)):
             raise InvalidOption(f"expected a finite mean, got {self.mean}")
+
+    @staticmethod
+    def of(
+        shape: Sequence[int],
+        mean: float | Sequence[float] = 0.0,
+        std: float | Sequence[float] = 1.0,
+    ) -> ImageFormat:
+        """The same from numbers or sequences; a shape of two is that of grey pictures.
+
+        >>> ImageFormat.of([28, 28], 0.5, 0.25)
+        ImageFormat(shape=(1, 28, 28), mean=(0.5,), std=(0.25,))
+        """
+        sizes = (1, *shape) if len(shape) == 2 else tuple(shape)
+        means, stds = ((m,) if isinstance(m, int | float) else tuple(m) for m in (mean, std))
+        return ImageFormat(sizes, means, stds)  # type: ignore[arg-type]  # it checks their number
 
     @property
     def inputs(self) -> int:
@@ -127,6 +141,8 @@ class Finding:
             if part is not None
             and (len(part) != self.recovered or (isinstance(part, Tensor) and part.ndim != axes))
         ]
+        if self.batch_size is not None and self.batch_size < 0:
+            problems.append(f"expected a batch size of 0 or more, got {self.batch_size}")
         if problems:
             raise InvalidOption("; ".join(problems))
         true = self.truth.inputs if self.truth else None
@@ -153,7 +169,6 @@ class Finding:
     def of(
         result: Inversion,
         name: str,
-        view: LayerUpdate,
         *,
         image_format: ImageFormat | None = None,
         truth: Truth | None = None,
@@ -163,7 +178,7 @@ class Finding:
         errors = result.predicted_error
         return Finding(
             name=name,
-            layer=view.choice,
+            layer=result.layer,
             outcome=result.outcome,
             proof=result.proof,
             reason=result.reason,
@@ -178,7 +193,7 @@ class Finding:
             image_format=image_format,
             truth=truth,
             notes=tuple(notes),
-            activations=not view.reads_data,
+            activations=not result.reads_data,
             cause=result.cause,
             assumptions=result.assumptions,
         )
@@ -259,7 +274,8 @@ class Finding:
             inputs=None,
             labels=None,
         )
-        words = {part: without_folders(getattr(self, part)) for part in ("name", "reason", "notes")}
+        parts = ("name", "layer", "reason", "notes")
+        words = {part: without_folders(getattr(self, part)) for part in parts}
         return dataclasses.replace(self, inputs=None, labels=None, truth=truth, **words)
 
 

@@ -61,8 +61,9 @@ def invert_files(
     try:
         view = observe_files(files)
     except NothingToAttack as error:
-        finding = Finding.not_attacked(name, str(error))
-        return _report(finding, settings, began)
+        found = Finding.not_attacked(name, str(error))
+        title = f"What {name} gives away"
+        return Report.new("inversion", title, found.headline, [found], settings=settings)
     if image_format is not None:
         image_format.pictures(
             torch.zeros(0, view.inputs)
@@ -85,16 +86,12 @@ def invert_files(
         for sure, decibel in zip(result.certified.tolist(), known.psnr, strict=True)
     ):
         notes = (*notes, _OTHER_BATCH)
-    finding = Finding.of(result, name, view, image_format=image_format, truth=known, notes=notes)
-    return _report(finding, settings, began)
-
-
-def _report(finding: Finding, settings: Mapping[str, Any] | None, began: float) -> Report:
-    return Report.new(
-        "inversion",
-        f"What {finding.name} gives away",
-        finding.headline,
-        [finding],
+    return Report.of(
+        result,
+        name,
+        image_format=image_format,
+        truth=known,
+        notes=notes,
         settings=settings,
         seconds=time.monotonic() - began,
     )

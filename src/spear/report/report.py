@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from spear.errors import InvalidOption
-from spear.inversion import Outcome
-from spear.report.finding import Finding
+from spear.inversion import Inversion, Outcome
+from spear.report.finding import Finding, ImageFormat, Truth
 
 # For the client, from mild to bad: what cannot be told may be worse than nothing recovered.
 SEVERITY = (
@@ -136,6 +136,25 @@ class Report:
             overall=overall,
         )
 
+    @staticmethod
+    def of(
+        result: Inversion,
+        name: str = "the update",
+        *,
+        title: str | None = None,
+        image_format: ImageFormat | None = None,
+        truth: Truth | None = None,
+        notes: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+        seconds: float | None = None,
+    ) -> Report:
+        """A report of one inversion."""
+        found = Finding.of(result, name, image_format=image_format, truth=truth, notes=notes)
+        title = title or f"What {name} gives away"
+        return Report.new(
+            "inversion", title, found.headline, [found], settings=settings, seconds=seconds
+        )
+
     @property
     def outcome(self) -> Outcome | None:
         """The worst that happened to any client; None where nothing was attacked."""
@@ -179,3 +198,9 @@ class Report:
         from spear.report.page import render
 
         return render(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from spear.report.notebook import fragment
+
+        return fragment(self)
