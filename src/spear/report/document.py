@@ -187,7 +187,7 @@ def _value(kind: Any, content: Any) -> Any:
         return tuple(_value(*pair) for pair in zip(kinds, content, strict=True))
     if origin is Mapping:
         return {name: _value(parts[1], part) for name, part in _of(dict, content).items()}
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass(kind, content)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(content)
