@@ -1,4 +1,4 @@
-"""One update that was attacked: where it came from, what came back, and how far to trust it."""
+"""One update that was attacked: what came back, and how far to trust it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ImageFormat:
         return channels * height * width
 
     def fits(self, inputs: Tensor) -> None:
-        """Raise unless the inputs (k, n) are as many as the pictures have values."""
+        """Raise unless the inputs (k, n) have as many values as the pictures."""
         if inputs.ndim != 2 or inputs.shape[1] != self.inputs:
             raise InvalidOption(
                 f"expected pictures of {' x '.join(map(str, self.shape))} = {self.inputs} values, "
@@ -79,7 +79,7 @@ class ImageFormat:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What the client really held, where an audit knows it."""
+    """What the client held, where the auditor knows it."""
 
     names: tuple[str, ...] = field(repr=False)  # (b,)
     inputs: Tensor | None = field(repr=False)  # (b, n); None in a redacted report
@@ -104,7 +104,7 @@ class Truth:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What one update gave away. Its fields are those of `Inversion`; see there."""
+    """What one update gave away. Fields not described here are those of `Inversion`."""
 
     name: str
     """Of the update: a file, a client, a round."""
@@ -126,9 +126,9 @@ class Finding:
     image_format: ImageFormat | None = field(default=None, metadata={"json": "look"})
     truth: Truth | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
-    """What was assumed, or seen beside the attack, in sentences."""
+    """What was assumed or noticed, in sentences."""
     activations: bool = False
-    """Are these inputs of an inner layer, computed from the data, and not the data?"""
+    """Are these inputs of an inner layer, rather than the data?"""
     cause: Cause | None = None
     """The reason as a value; None in a report of schema 1, which had none."""
     assumptions: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ class Finding:
 
     @staticmethod
     def not_attacked(name: str, why: str, notes: Sequence[str] = ()) -> Finding:
-        """An update with nothing in it that could be attacked, and why."""
+        """An update that could not be attacked, and why."""
         return Finding(
             name=name,
             layer="no layer was attacked",
@@ -231,17 +231,14 @@ class Finding:
 
     @property
     def is_likely(self) -> bool:
-        """Are these samples that fit the update, most likely exact, and only not proved?"""
+        """Do these samples fit the update, and only lack a proof?"""
         return self.outcome is Outcome.APPROXIMATE and not any(self.approximate)
 
     @property
     def headline(self) -> str:
-        """What it gave away, in one sentence without a verdict's name."""
-        what = (
-            "inputs of an inner layer (activations, not the data)"
-            if self.activations
-            else "samples"
-        )
+        """What it gave away, in one sentence."""
+        inner = "inputs of an inner layer (activations, not the data)"
+        what = inner if self.activations else "samples"
         size = "an unknown number of" if self.batch_size is None else str(self.batch_size)
         some = f"{self.recovered} of {size} {what}"
         if self.outcome is Outcome.EXACT:
@@ -265,7 +262,7 @@ class Finding:
         return any(part is not None and part.numel() for part in parts)
 
     def redacted(self) -> Finding:
-        """The same without anything that was recovered, the truth's data and the folders of files."""
+        """The same without recovered data, the truth's data and the folders of files."""
         from spear.report.redaction import without_folders
 
         truth = self.truth and dataclasses.replace(
