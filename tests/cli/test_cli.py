@@ -12,7 +12,7 @@ pytest.importorskip("typer", reason="needs the cli extra")
 pytest.importorskip("skimage", reason="needs the cli extra")
 
 from spear.errors import InvalidOption
-from spear.inversion import Outcome
+from spear.inversion import FINDERS, Outcome
 from spear.report.pictures import png, side_by_side
 from spear.trials.demo import DemoSettings, run_demo
 from support.command_line import in_a_process, without_torch
@@ -132,6 +132,7 @@ def test_help_and_version_need_no_torch():
         assert (code, complaints) == (0, ""), page
         assert f"Usage: spear {name} " in page
         assert max(map(len, page.splitlines())) <= 80
+    assert all(name in pages[COMMANDS.index("invert")][1] for name in FINDERS)
 
 
 def test_a_wrong_file_name_is_told_before_torch_is_imported(tmp_path):

@@ -17,9 +17,9 @@ HOW, DEFENCES = "How clients train", "What clients do to an update before they s
 VARIED, COUNTED = "What is varied (lists: 8,16,32)", "How epsilon is computed"
 
 _HELP = {
-    "samples": "Samples in the update: its batch, or with local training all of the client's.",
-    "epochs": "Local epochs, or else --local-steps.",
-    "local_steps": "Local steps, or else --epochs.",
+    "samples": "Samples in the update: the batch, or all that the client trained on.",
+    "epochs": "Local epochs; or give --local-steps.",
+    "local_steps": "Local steps; or give --epochs.",
     "local_batch_size": "Samples in one local step.",
     "lr": "Local learning rate; 0.1,0.01 gives one for each step or epoch.",
     "momentum": "Momentum of SGD.",
@@ -29,14 +29,14 @@ _HELP = {
     "optimizer": "Local optimiser.",
     "clients": "Clients whose updates are summed before the server sees them.",
     "clip": "Clipping norm C: per sample (gradients), or of the whole update (weights).",
-    "clipping": "What is clipped, if not that: per-sample, per-layer or global.",
+    "clipping": "Clip otherwise: per-sample, per-layer or global.",
     "sigma": "Standard deviation of the noise on each entry sent.",
     "noise_multiplier": "Or z, with sigma = z C / samples (gradients) or z C (weights).",
     "epsilon": "Or the epsilon to reach.",
     "precision": "How entries are sent: float32, float16, bfloat16, 8-bit, ...",
-    "pruned": "Share of the entries, the smallest, that is not sent.",
+    "pruned": "Share of the smallest entries that is left out.",
     "delta": "The delta of (epsilon, delta).",
-    "dataset_size": "Samples a client holds; unless given, only its batch.",
+    "dataset_size": "Samples that a client holds; by default only its batch.",
     "steps": "Updates of one client that the server sees.",
 }
 _LISTED = {
