@@ -94,7 +94,7 @@ def audit(multiplier: float, steps: int) -> Iterator[Step]:
         truth = compare(result.inputs, x, y, image_format=LOOK)
         name = f"multiplier {multiplier:g}, step {number}"
         notes = [step.summary(DELTA)]
-        finding = Finding.of(result, name, view, image_format=LOOK, truth=truth, notes=notes)
+        finding = Finding.of(result, name, image_format=LOOK, truth=truth, notes=notes)
         yield Step(multiplier, step.sigma, step.epsilon(DELTA), step.spent(DELTA), len(x), finding)
 
 

@@ -47,8 +47,8 @@ __all__ = [
     "workers",
 ]
 
-# Where the names are. They are imported when first used: torch takes seconds, and in those the command
-# line must already know what to do about Ctrl-C.
+# Where these names are. They are imported when first used: torch takes seconds to import, which
+# `spear --help` need not wait for.
 _HOMES = {
     **dict.fromkeys(("Inversion", "Outcome", "invert"), "inversion"),
     **dict.fromkeys(("LayerUpdate", "Protocol", "observe"), "update"),

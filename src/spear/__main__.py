@@ -6,58 +6,64 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 def main() -> None:
     """Run the command line, or say what to install for it. Ctrl-C ends it with code 130."""
     try:
         with _orderly_end():
-            _imported()()
+            try:
+                from spear.cli.app import run
+            except ImportError as error:
+                if error.name not in ("typer", "rich"):
+                    raise
+                sys.exit(
+                    f"spear: the command line needs {error.name}: pip install 'spear-fl[cli]', "
+                    "or in a clone pip install -e '.[cli]'"
+                )
+            run()
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _imported() -> Callable[[], None]:
-    """The command line. Importing torch takes seconds, and turns Ctrl-C into errors of its own."""
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:
-        signal.signal(signal.SIGINT, _interrupted)
-    try:
-        from spear.cli.app import run
-    except ImportError as error:
-        if error.name not in ("typer", "rich", "jinja2", "PIL", "skimage"):
-            raise
-        sys.exit(
-            f"spear: the command line needs {error.name}: pip install 'spear-fl[cli]', "
-            "or in a clone pip install -e '.[cli]'"
-        )
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-    return run
-
-
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    os.write(2, b"spear: interrupted\n")
-    os._exit(130)  # nothing has been begun
-
-
 @contextmanager
 def _orderly_end() -> Iterator[None]:
-    """Within, whoever ends the process (kill, a closed terminal) has it clean up: as Ctrl-C does."""
-    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    ours = [n for n in numbers if signal.getsignal(n) is signal.SIG_DFL]  # nohup means it
-    for number in ours:
-        signal.signal(number, lambda n, _: sys.exit(128 + n))
+    """Within, a kill or a closed terminal raises and so cleans up, as Ctrl-C does."""
+    handlers: dict[str, tuple[Any, Any]] = {  # what Python has by default, and ours
+        "SIGINT": (signal.default_int_handler, _interrupted),
+        "SIGTERM": (signal.SIG_DFL, _ended),
+        "SIGHUP": (signal.SIG_DFL, _ended),
+    }
+    known = handlers if threading.current_thread() is threading.main_thread() else {}
+    numbers = {getattr(signal, name): pair for name, pair in known.items() if hasattr(signal, name)}
+    # A handler that somebody else chose stays: nohup means it.
+    ours = {n: pair for n, pair in numbers.items() if signal.getsignal(n) is pair[0]}
+    for number, (_, handler) in ours.items():
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+        for number, (usual, _) in ours.items():
+            signal.signal(number, usual)
+
+
+def _ended(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; but torch and numpy, while they import, turn that into other errors."""
+    while frame is not None:
+        name, code = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if name in ("torch", "numpy") and code == "<module>":
+            os.write(2, b"spear: interrupted\n")
+            os._exit(130)  # commands import torch before they begin anything
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

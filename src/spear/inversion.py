@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +42,9 @@ from spear.search import (
     Watch,
 )
 from spear.update import LayerUpdate, looks_like_adam
+
+if TYPE_CHECKING:
+    from spear.report import Report
 
 __all__ = ["FINDERS", "Inversion", "Outcome", "invert"]
 
@@ -83,11 +88,55 @@ class Inversion:
     """What the update was said to be and is not, in words; `reason` begins with it."""
     details: tuple[str, ...] = ()
     """What else was seen: further doubts, numbers, what the search tried."""
+    layer: str = ""
+    """Which layer was attacked, and why."""
+    reads_data: bool = True
+    """Are these the client's data? Else they are inputs of an inner layer, computed from the data."""
 
     @property
     def explanation(self) -> str:
         """The reason with all details."""
         return "; ".join([self.reason, *self.details])
+
+    def report(
+        self,
+        path: str | Path | None = None,
+        *,
+        title: str = "What the update gives away",
+        shape: Sequence[int] | None = None,
+        mean: float | Sequence[float] = 0.0,
+        std: float | Sequence[float] = 1.0,
+        truth: Tensor | tuple[Tensor, Tensor] | None = None,
+        redact: bool = False,
+    ) -> Report:
+        """The result as a report; written to `path`, if given, for its owner only.
+
+        Args:
+            path: x.html for a page, x.json for a file that `spear.load` reads.
+            title: of the page.
+            shape: of an input as a picture, (3, 32, 32) or (28, 28), to show pictures.
+            mean: what the client subtracted from pixels, one number or one per channel.
+            std: what it then divided them by.
+            truth: the client's inputs (b, ...), or these and their labels (b,), to compare with.
+            redact: leave out everything that was recovered.
+        """
+        from spear.report import ImageFormat, Report, compare
+
+        if path is not None and Path(path).suffix not in (".html", ".json"):
+            raise InvalidOption(f"expected a path that ends in .html or .json, got {str(path)!r}")
+        image_format = None if shape is None else ImageFormat.of(shape, mean, std)
+        known = None
+        if truth is not None:
+            inputs, labels = truth if isinstance(truth, tuple) else (truth, None)
+            known = compare(self.inputs, inputs.flatten(1), labels, image_format=image_format)
+        made = Report.of(self, title=title, image_format=image_format, truth=known)
+        made = made.redacted() if redact else made
+        if path is not None:
+            (made.save if Path(path).suffix == ".json" else made.save_page)(path)
+        return made
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
 
 
 def invert(
@@ -132,6 +181,7 @@ def invert(
     loss = _told_loss(view) if loss is None else loss
     watch = Watch(on_progress, max_seconds, parallel=ParallelMap(executor))
     result = _inverted(view, loss, search, generator, watch)
+    result = dataclasses.replace(result, layer=view.choice, reads_data=view.reads_data)
     if watch.parallel.failure:  # whatever the outcome: whoever runs the workers should know
         result = dataclasses.replace(result, details=(*result.details, watch.parallel.failure))
     if throw and result.outcome is not Outcome.EXACT:

@@ -1,5 +1,9 @@
 import html
+import os
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,12 +12,13 @@ pytest.importorskip("typer", reason="needs the cli extra")
 pytest.importorskip("skimage", reason="needs the cli extra")
 
 from spear.errors import InvalidOption
-from spear.inversion import Outcome
+from spear.inversion import FINDERS, Outcome
 from spear.report.pictures import png, side_by_side
 from spear.trials.demo import DemoSettings, run_demo
-from support.command_line import in_a_process
+from support.command_line import in_a_process, without_torch
 from support.command_line import in_this_process as spear
 
+COMMANDS = ("demo", "check", "invert", "audit", "reproduce", "data", "bench", "theory")
 SMALL = ["--samples", "6", "--width", "120", "--depth", "3", "--pixels", "16"]
 
 
@@ -71,13 +76,6 @@ def test_errors_are_one_sentence_with_exit_code_two(arguments, message, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_theory_and_version():
-    table = spear("theory", "--batch-size", "16")
-    assert "1.81e+05" in table.stdout
-    assert re.fullmatch(r"spear \d+\.\d+\.\d+", spear("--version").stdout.strip())
-    assert "demo" in spear("--help").stdout
-
-
 def test_names_are_escaped_in_the_page():
     run = run_demo(DemoSettings(samples=2, width=60, depth=2, pixels=8))
     assert run.result.outcome is Outcome.EXACT
@@ -122,3 +120,58 @@ def test_bench_says_what_it_needs(tmp_path):
     done = spear("bench", "svhn:20x200", "--data", str(tmp_path))
     assert done.returncode == 2
     assert "one of" in done.stderr
+
+
+def test_help_and_version_need_no_torch():
+    helps = [["--version"], [], ["--help"], *([name, "--help"] for name in COMMANDS)]
+    version, bare, top, *pages = without_torch(*helps, env={**os.environ, "COLUMNS": "80"})
+    assert re.fullmatch(r"spear \d+\.\d+\.\d+\n", version[1])
+    assert (version[0], top[0], bare[1].strip()) == (0, 0, top[1].strip())
+    assert all(f" {name} " in top[1] for name in COMMANDS)
+    for name, (code, page, complaints) in zip(COMMANDS, pages, strict=True):
+        assert (code, complaints) == (0, ""), page
+        assert f"Usage: spear {name} " in page
+        assert max(map(len, page.splitlines())) <= 80
+    assert all(name in pages[COMMANDS.index("invert")][1] for name in FINDERS)
+
+
+def test_a_wrong_file_name_is_told_before_torch_is_imported(tmp_path):
+    (tmp_path / "w.pt").touch()
+    (tmp_path / "link.npz").symlink_to(tmp_path / "nowhere.npz")
+    (tmp_path / "taken").touch()
+    invert = ["invert", "--weights", "w.pt", "--update"]
+    cases = {
+        ("invert", "--weights", "nosuch.pt", "--update", "w.pt"): "nosuch.pt does not exist: check",
+        (*invert, "link.npz"): "link.npz does not exist, it is a link to nowhere",
+        (*invert, "."): ". is a folder: expected a file named .safetensors, .npz, .pt",
+        (*invert, "w.pt", "--truth", "t.npz"): "t.npz does not exist",
+        (*invert, "w.pt", "--model", "no/net.py:Net"): "no/net.py does not exist",
+        (*invert, "w.pt", "--json", "w.pt"): "expected another file to write than w.pt",
+        (*invert, "w.pt", "--json", "."): "expected the name of a file to write, got the folder",
+        (*invert, "w.pt", "--report", "taken/r.html"): "taken is no folder that can be written to",
+        ("check", "--model", "net.py:Net"): "net.py does not exist",
+        ("audit", "--data", "train.npz"): "train.npz does not exist",
+    }
+    for (code, out, complaint), words in zip(
+        without_torch(*cases, cwd=tmp_path), cases.values(), strict=True
+    ):
+        assert (code, out) == (2, "")
+        assert words in complaint
+        assert complaint.startswith("spear: ")
+        assert len(complaint.splitlines()) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+@pytest.mark.parametrize(
+    ("module", "words"), [("rich.console", []), ("torch.torch_version", ["spear: interrupted"])]
+)
+def test_ctrl_c_while_modules_are_imported(module, words, tmp_path):
+    """Torch would turn a KeyboardInterrupt into errors of its own: it is not told."""
+    command = [sys.executable, "-X", "importtime", "-m", "spear", "demo", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        next(line for line in process.stderr if line.rstrip().endswith(f" {module}"))
+        process.send_signal(signal.SIGINT)
+        told = process.stderr.read().splitlines()
+    assert process.returncode == 130, told
+    assert [line for line in told if not line.startswith("import time:")] == words
+    assert not any(tmp_path.iterdir())

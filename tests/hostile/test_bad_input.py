@@ -4,11 +4,9 @@ import json
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -267,18 +265,6 @@ def test_a_full_terminal_is_told():
         )
     assert done.returncode == 2
     assert done.stderr == "spear: there is no room to write it: free some, or name another place\n"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs signals")
-def test_ctrl_c_while_torch_is_imported():
-    command = [sys.executable, "-m", "spear", "theory"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        time.sleep(0.4)
-        process.send_signal(signal.SIGINT)
-        _, complaints = process.communicate(timeout=60)
-    assert process.returncode == 130, complaints
-    assert "Traceback" not in complaints
-    assert len(complaints.splitlines()) <= 1
 
 
 def test_errors_that_nobody_foresaw_end_in_one_line(folder, tmp_path, monkeypatch):

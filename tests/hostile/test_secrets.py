@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import spear
-from spear.files.private import keep_private, make_private, write_private
+from spear.files.private import make_private, write_private
 from spear.report import Finding, Report
 from spear.report.finding import Truth
 from spear.report.redaction import without_folders
@@ -159,7 +159,7 @@ def test_a_note_of_a_redacted_finding_names_no_folder():
     planted = plant(3, m=40, n=20)
     result = spear.invert(planted.view)
     note = "The weights are those that /srv/ann/nets.py:Net gave."
-    finding = Finding.of(result, "g.pt", planted.view, notes=(note,))
+    finding = Finding.of(result, "g.pt", notes=(note,))
     report = Report.new("inversion", "t", "h", [finding], settings={"model": "/srv/ann/nets.py"})
     assert "ann" in report.json()
     redacted = report.redacted()
@@ -172,7 +172,7 @@ def test_reprs_show_no_private_value():
     planted = plant(3, m=60, n=48, seed=2)
     result = spear.invert(planted.view, model=planted.model)
     truth = Truth(("ann", "bob", "eve"), inputs, labels, (0, 1, 2), (60.0, 60.0, 60.0))
-    finding = Finding.of(result, "update", planted.view)
+    finding = Finding.of(result, "update")
     held = PrivateData("data", inputs, labels, names=("ann", "bob", "eve"))
     run = run_demo(DemoSettings(3, 60, 3, 8))
     for thing in (
@@ -217,7 +217,10 @@ def test_files_and_folders_are_their_owners_whatever_the_umask(tmp_path):
 
 @POSIX
 def test_the_command_line_leaves_no_image_of_its_memory():
+    pytest.importorskip("typer", reason="needs the cli extra")
     import resource
+
+    from spear.cli.app import keep_private
 
     limit, mask = resource.getrlimit(resource.RLIMIT_CORE), os.umask(0)
     try:

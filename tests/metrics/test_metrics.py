@@ -101,7 +101,7 @@ def test_psnr_mse_and_mae_agree_with_a_planted_error(size, seed):
 
 
 def test_pairs_must_be_pairs():
-    for function in (metrics.mse, metrics.mae, metrics.psnr, metrics.ssim, metrics.cosine):
+    for function in (metrics.mse, metrics.mae, metrics.psnr, metrics.ssim):
         with pytest.raises(InvalidOption, match="pair them"):
             function(torch.rand(1, 3, 16, 16), torch.rand(2, 3, 16, 16))
 
@@ -138,30 +138,25 @@ def test_image_scores_state_what_is_missing_and_what_was_not_computed():
     found = metrics.score_images(x[[2, 0, 3]], x)
     assert found.pairs.truth.tolist() == [2, 0, 3]
     assert (found.ssim, found.lpips, found.exact) == (None, None, False)
-    averages = found.averages
-    assert averages["psnr"] == Average(PERFECT_DB, samples=3, missing=1)
-    assert str(averages["ssim"]) == "not computed: 8 x 8 pixels are less than the window of 11"
-    assert str(averages["lpips"]).startswith("not computed: no weights were given")
+    assert str(found.notes["ssim"]) == "not computed: 8 x 8 pixels are less than the window of 11"
+    assert str(found.notes["lpips"]).startswith("not computed: no weights were given")
     assert metrics.score_images(x, x).exact
     with pytest.raises(InvalidOption, match=r"\(b, C, H, W\)"):
         metrics.score_images(x.flatten(1), x.flatten(1))
+    nothing = metrics.score_images(torch.rand(0, 3, 32, 32), torch.rand(4, 3, 32, 32))
+    for values in (nothing.psnr, nothing.ssim, nothing.mse, nothing.mae):
+        assert values.tolist() == []
+    assert (nothing.pairs.missing, nothing.exact) == (4, False)
 
 
-def test_nothing_recovered_is_not_measured():
-    x = torch.rand(4, 3, 32, 32)
-    averages = metrics.score_images(x[:0], x).averages
-    for name in ("psnr", "ssim", "mse", "mae"):
-        assert averages[name] == Average(None, samples=0, missing=4)
-
-
-def test_a_broken_image_counts_as_missing_in_averages():
+def test_a_broken_image_has_no_ssim_and_the_worst_psnr():
     x = torch.rand(3, 3, 16, 16)
     y = x.clone()
     y[1, 0, 0, 0] = torch.nan
-    averages = metrics.score_images(y, x).averages
-    assert averages["ssim"] == Average(1.0, samples=2, missing=1)
-    assert averages["psnr"].value < PERFECT_DB  # a broken image has the worst PSNR there is
-    assert not averages["ssim"].complete
+    found = metrics.score_images(y, x)
+    assert found.psnr.tolist() == [PERFECT_DB, -PERFECT_DB, PERFECT_DB]
+    assert Average.of(found.ssim, found.pairs.missing) == Average(1.0, samples=2, missing=1)
+    assert not found.exact
 
 
 def test_features_are_assigned_by_angle_not_by_length():
@@ -182,15 +177,6 @@ def test_a_zero_has_no_angle():
         assert found.average == Average(1.0, samples=2, missing=1)
 
 
-def test_exact_rate_counts_batches_without_result():
-    x = torch.rand(4, 9)
-    rate = metrics.exact_rate([score(x, x)] * 3 + [score(x[1:], x), None])
-    assert (rate.count, rate.trials, rate.share) == (3, 5, 0.6)
-    assert metrics.exact_rate([]).share is None
-    assert metrics.exact_rate([]).interval() == (0, 1)
-    assert str(metrics.exact_rate([])) == "no trials"
-
-
 @pytest.mark.parametrize(("count", "trials"), [(0, 10), (10, 10), (3, 10), (99, 100)])
 def test_the_interval_is_clopper_pearson(count, trials):
     """At its lower end, `count` or more has probability 2.5 %; at its upper end, `count` or fewer."""
@@ -202,7 +188,8 @@ def test_the_interval_is_clopper_pearson(count, trials):
     assert (low == 0, high == 1) == (count == 0, count == trials)
 
 
-def test_impossible_rates_are_refused():
+def test_rates_of_nothing_and_impossible_ones():
+    assert (Rate(0, 0).share, Rate(0, 0).interval(), str(Rate(0, 0))) == (None, (0, 1), "no trials")
     with pytest.raises(InvalidOption, match="count <= trials"):
         Rate(3, 2)
     with pytest.raises(InvalidOption, match="confidence"):

@@ -1,9 +1,10 @@
-"""The command `spear`, as its user meets it: in this process, or in one of its own (3 s of imports)."""
+"""The command `spear` as its user meets it: in this process, in one of its own, or without torch."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import subprocess
 import sys
 import traceback
@@ -12,6 +13,8 @@ from unittest import mock
 
 import spear.__main__
 
+HEAVY = {"torch", "numpy", "scipy", "matplotlib", "skimage"}  # what takes long to import
+
 
 def in_a_process(*arguments, **options) -> subprocess.CompletedProcess[str]:
     """`spear ...` in a fresh process."""
@@ -19,6 +22,13 @@ def in_a_process(*arguments, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, **options
     )
+
+
+def without_torch(*command_lines, **options) -> list[list]:
+    """Exit code, output and complaints of each, in one process where importing torch is an error."""
+    words = json.dumps([[str(word) for word in line] for line in command_lines])
+    told = subprocess.check_output([sys.executable, __file__, words], text=True, **options)
+    return json.loads(told)
 
 
 def in_this_process(*arguments, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -48,3 +58,17 @@ def _exit_code() -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+class _Refusal:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in HEAVY:
+            raise AssertionError(f"{name} was imported")
+
+
+if __name__ == "__main__":
+    sys.meta_path.insert(0, _Refusal)
+    told = [in_this_process(*words) for words in json.loads(sys.argv[1])]
+    assert not HEAVY & set(sys.modules)
+    json.dump([(one.returncode, one.stdout, one.stderr) for one in told], sys.stdout)

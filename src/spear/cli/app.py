@@ -1,8 +1,9 @@
-"""The command line: parse, call, show. No maths. The only user of print."""
+"""The command line: its commands, and how errors end it. Importing it imports no torch."""
 
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -14,7 +15,6 @@ from spear.cli import audit, bench, check, data, demo, invert, theory
 from spear.cli.console import PlainConsole, complain, give_up_stdout
 from spear.cli.reproduce import reproduce
 from spear.errors import SpearError
-from spear.files import keep_private
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,11 +25,11 @@ console = PlainConsole()
 
 
 def run() -> None:
-    """Run the command; our own errors and the disk's end in one sentence and exit code 2.
+    """Run the command. Our own errors, and those of the disk, end in one sentence and exit code 2.
 
-    What we did not foresee ends in one sentence as well, and 70; `--debug` shows where it was.
+    Unforeseen ones end in one sentence and exit code 70; `--debug` shows the traceback.
     """
-    for stream in (sys.stdout, sys.stderr):  # a console that cannot write × or σ gets a ?
+    for stream in (sys.stdout, sys.stderr):  # a console that cannot write × or σ shows a ?
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     keep_private()
@@ -47,16 +47,29 @@ def run() -> None:
         sys.exit(_told(error))
 
 
+def keep_private() -> None:
+    """Only the owner may read what this process and its children write, libraries' files included.
+
+    A crash leaves no core dump: memory holds what was recovered.
+    """
+    os.umask(0o077)
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+
+
 def _told(error: Exception) -> int:
-    """Say what went wrong; the exit code."""
+    """Say what went wrong, and give the exit code."""
     if "t allocate memory" in str(error):  # torch raises it as a RuntimeError
         error = MemoryError()
     if isinstance(error, SpearError | OSError | MemoryError):
         complain(error)
         return 2
     kind = type(error).__name__
-    words = f"an error that SPEAR did not foresee: {kind}: {error}; please report it, with the"
-    complain(RuntimeError(f"{words} traceback that --debug shows"))
+    words = f"unexpected error: {kind}: {error}; please report it with the traceback from --debug"
+    complain(RuntimeError(words))
     return _UNFORESEEN
 
 
@@ -72,7 +85,7 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error (anywhere in the line).")
+        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")
     ] = False,
 ) -> None:
     """SPEAR audits what a federated-learning update gives away."""

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -17,43 +17,24 @@ from rich.table import Table
 
 from spear.cli import options as told
 from spear.cli.console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
-from spear.cli.output_files import apart, parse_image_format, writable, write
+from spear.cli.output_files import apart, existing, parse_image_format, writable, write
 from spear.cli.progress import watched
 from spear.errors import DataError, InvalidOption
-from spear.experiments.common.reproduce import Part
-from spear.federated import Privacy
-from spear.report import Finding, Report
-from spear.sweep import (
-    EXPLANATIONS,
-    LEAKAGE,
-    Grid,
-    Leakage,
-    LeakageLevel,
-    Subject,
-    Sweep,
-    Training,
-    default_lists,
-    exit_code,
-    forget_examples,
-    keep_examples,
-    kept_examples,
-    local_engine,
-    pending_trials,
-    pick_examples,
-    run_trials,
-    setting_name,
-    sweep_report,
-)
-from spear.trials import Engine, Remaining, RowFile, Trial
+
+if TYPE_CHECKING:
+    from spear.experiments.common.reproduce import Part
+    from spear.report import Finding, Report
+    from spear.sweep import Leakage, Sweep
+    from spear.trials import Engine, Trial
 
 _WHAT, _COST, _RUN = "What is audited", "What training costs", "The run"
 _WRITE = "What to write"
 _COLOURS = {
-    LeakageLevel.EXACT: "red",
-    LeakageLevel.SINGLE: "red",
-    LeakageLevel.RECOGNISABLE: "yellow",
-    LeakageLevel.NOTHING: "green",
-    LeakageLevel.UNMEASURED: "dim",
+    "EXACT": "red",
+    "SINGLE": "red",
+    "RECOGNISABLE": "yellow",
+    "NOTHING": "green",
+    "UNMEASURED": "dim",
 }
 EPILOG = """Examples:
 
@@ -186,6 +167,25 @@ def audit(
     ] = False,
 ) -> None:
     """Attack a model under many settings: where does leakage start and stop, and at what cost?"""
+    target = report_file or out / "report.html"
+    existing(model, data)
+    for path in (json, target, out / "rows"):
+        writable(path, None if data is None else Path(data))
+    apart(json, target)
+
+    from spear.federated import Privacy
+    from spear.sweep import (
+        Grid,
+        Subject,
+        Sweep,
+        Training,
+        default_lists,
+        exit_code,
+        forget_examples,
+        local_engine,
+        sweep_report,
+    )
+
     began = time.monotonic()
     lists = {
         "samples": _list(samples, int),
@@ -215,10 +215,6 @@ def audit(
         Privacy(delta, dataset_size, steps),
         Training(training_rounds, training_seeds),
     )
-    target = report_file or out / "report.html"
-    for path in (json, target, out / "rows"):
-        writable(path, None if data is None else Path(data))
-    apart(json, target)
     console = PlainConsole(stderr=str(json) == "-")
     planned.check()
     if redact and not only_draw and forget_examples(out):
@@ -245,6 +241,9 @@ def audit(
 def _run(
     planned: Sweep, out: Path, engine: Engine, console: Console, *, quiet: bool, again: bool
 ) -> None:
+    from spear.sweep import run_trials
+    from spear.trials import Remaining, RowFile
+
     if not quiet:
         count = len(planned.grid.settings)
         console.print(
@@ -269,12 +268,18 @@ def _run(
 
 
 def _part(trials: Sequence[Trial], out: Path, again: bool) -> Part:
+    from spear.experiments.common.reproduce import Part
+    from spear.sweep import LEAKAGE, pending_trials
+
     experiment = trials[0].experiment if trials else LEAKAGE
     return Part(experiment, trials, pending_trials(trials, out, again=again))
 
 
 def _examples(planned: Sweep, out: Path, *, only_draw: bool, redact: bool) -> Sequence[Finding]:
     """Of an earlier run if nothing is to be run; kept beside the rows unless redacted."""
+    from spear.sweep import LEAKAGE, keep_examples, kept_examples, pick_examples
+    from spear.trials import RowFile
+
     if only_draw:
         if not RowFile(out, LEAKAGE).rows():
             raise DataError(f"{out} holds no rows of an audit: run it without --only-draw first")
@@ -310,6 +315,8 @@ def show(
     verbose: bool,
 ) -> None:
     """The table, where leakage starts and stops, and the verdict."""
+    from spear.sweep import EXPLANATIONS, LeakageLevel
+
     if not quiet:
         console.print(_table(planned, found))
         for remark in made.remarks:
@@ -320,11 +327,13 @@ def show(
     worst = min(
         (a.verdict for a in found), key=list(LeakageLevel).index, default=LeakageLevel.UNMEASURED
     )
-    colour = _COLOURS[worst]
+    colour = _COLOURS[worst.name]
     console.print(f"[b {colour}]{escape(made.headline)}[/b {colour}]", soft_wrap=True)
 
 
 def _table(planned: Sweep, found: Sequence[Leakage]) -> Table:
+    from spear.sweep import setting_name
+
     classes = planned.subject.samples().classes is not None
     quality = "accuracy" if classes else "loss"
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), show_edge=False)
@@ -332,7 +341,7 @@ def _table(planned: Sweep, found: Sequence[Leakage]) -> Table:
     for title in ("leaks", "95 %", "exact", "best dB", "s", quality, "cost"):
         table.add_column(title, justify="right", no_wrap=True)
     for leakage in found:
-        colour = _COLOURS[leakage.verdict]
+        colour = _COLOURS[leakage.verdict.name]
         low, high = leakage.leaked.interval()
         gain = leakage.utility
         unit = 100 if classes else 1

@@ -6,18 +6,17 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.markup import escape
 
 from spear.cli.console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
 from spear.cli.output_files import writable
 from spear.errors import InvalidOption
-from spear.experiments.bench import frontier, tables
-from spear.experiments.bench.frontier import Row
-from spear.trials import append_line, exclusive_lock, mend_last_line
+
+if TYPE_CHECKING:
+    from spear.experiments.bench.frontier import Row
 
 console = PlainConsole()
 
@@ -49,6 +48,10 @@ def bench(
     ] = False,
 ) -> None:
     """Measure the engine on fresh batches of real images: exact rate, time, memory, PSNR."""
+    import torch
+
+    from spear.experiments.bench import frontier, tables
+
     settings = [frontier.Setting.parse(row) for row in rows] if rows else frontier.DEFAULT_SETTINGS
     if threads:
         torch.set_num_threads(threads)
@@ -76,6 +79,9 @@ def bench(
 
 def _run(out: Path, again: bool, measured: Callable[[list[Row]], Iterator[Row]]) -> None:
     """Append the rows that are missing, each on disk before it is told of."""
+    from spear.experiments.bench import tables
+    from spear.trials import append_line, exclusive_lock, mend_last_line
+
     with exclusive_lock(out):
         mend_last_line(out, json.loads)
         there = tables.load(out) if out.exists() and not again else []

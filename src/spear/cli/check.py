@@ -7,34 +7,28 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from spear.check import CheckFiles, Exposure, Preflight, check_files
 from spear.cli import options as told
 from spear.cli.console import PlainConsole
-from spear.cli.output_files import apart, writable, write
+from spear.cli.output_files import apart, existing, writable, write
 from spear.errors import InvalidOption
-from spear.federated import Privacy
-from spear.report import Level
-from spear.report import Table as Rows
-from spear.update import Protocol
 
-EXIT = {Exposure.NOT_EXPOSED: 0, Exposure.PARTLY: 10, Exposure.UNKNOWN: 10, Exposure.EXPOSED: 20}
-_COLOURS = {
-    Exposure.EXPOSED: "red",
-    Exposure.PARTLY: "yellow",
-    Exposure.UNKNOWN: "yellow",
-    Exposure.NOT_EXPOSED: "green",
-}
+if TYPE_CHECKING:
+    from spear.check import Preflight
+    from spear.report import Table as Rows
+
+_EXIT_CODES = {"NOT_EXPOSED": 0, "PARTLY": 10, "UNKNOWN": 10, "EXPOSED": 20}
+_COLOURS = {"EXPOSED": "red", "PARTLY": "yellow", "UNKNOWN": "yellow", "NOT_EXPOSED": "green"}
 _GROUPS = {
-    Level.EXPOSED: ("red", "What exposes it"),
-    Level.PROTECTED: ("green", "What stands in the way"),
-    Level.NOTE: ("dim", "Good to know"),
+    "exposed": ("red", "What exposes it"),
+    "protected": ("green", "What stands in the way"),
+    "note": ("dim", "Good to know"),
 }
 _WHAT, _WRITE = "What to judge", "What to write"
 _MOST_INPUTS = 10**8  # of one sample
@@ -126,6 +120,15 @@ def check(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
 ) -> None:
     """Say, before any attack, whether a model and a protocol are exposed, and why or why not."""
+    existing(model, weights, update, after, difference)
+    for path in (json, report):
+        writable(path, weights, update, after, difference)
+    apart(json, report)
+
+    from spear.check import CheckFiles, check_files
+    from spear.federated import Privacy
+    from spear.update import Protocol
+
     files = CheckFiles(model, weights, update, after, difference, mode)
     words: dict[str, Any] = {
         "samples": samples,
@@ -151,9 +154,6 @@ def check(
         words["sends"] = files.sends
     protocol, privacy = Protocol.of(**words), Privacy(delta, dataset_size, steps)
     input_shape = None if shape is None else _sizes(shape)
-    for path in (json, report):
-        writable(path, weights, update, after, difference)
-    apart(json, report)
     began = time.monotonic()
     found = check_files(
         files, layer=layer, input_shape=input_shape, protocol=protocol, privacy=privacy
@@ -166,7 +166,7 @@ def check(
     made = found.report(f"Is {name} exposed?", settings={"command": command}, seconds=seconds)
     for path in write(made, json, report):
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
-    raise typer.Exit(EXIT[found.verdict])
+    raise typer.Exit(_EXIT_CODES[found.verdict.name])
 
 
 def _sizes(shape: str) -> tuple[int, ...]:
@@ -181,12 +181,12 @@ def _sizes(shape: str) -> tuple[int, ...]:
 
 def _show(console: Console, found: Preflight, quiet: bool) -> None:
     verdict, _, rest = found.headline.partition(":")
-    colour = _COLOURS[found.verdict]
+    colour = _COLOURS[found.verdict.name]
     console.print(f"[b {colour}]{escape(verdict)}[/b {colour}]:{escape(rest)}", soft_wrap=True)
     if quiet:
         return
     for level, (tint, title) in _GROUPS.items():
-        own = [remark for remark in found.remarks if remark.level is level]
+        own = [remark for remark in found.remarks if remark.level.value == level]
         if own:
             console.print(f"\n[b]{title}[/b]")
         for remark in own:

@@ -1,4 +1,4 @@
-"""The terminal: what files and people named is shown as it is, and never obeyed."""
+"""The terminal. Names of files and tensors are shown, never obeyed as control characters."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rich.text import Text
 
 from spear.errors import InvalidOption
 
-# Control characters but for tab and newline, and those that turn the direction of writing.
+# Control characters except tab and newline, and those that change the direction of writing.
 _CONTROL_CHARACTERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 )
-LARGEST_SEED = 2**62  # seeds are counted up from there, and torch takes 64 bits
-MOST_WORKERS, MOST_TRIALS = 1024, 10**6  # beyond these it is a slip
+LARGEST_SEED = 2**32 - 1
+MOST_WORKERS, MOST_TRIALS = 1024, 10**6  # more is a slip of the keyboard
 _LONGEST = 2000  # characters of a complaint
 
 
 def as_option(argument: str) -> str:
-    """An argument of the library as it is called on the command line.
+    """The command line's name of an argument of the library.
 
     >>> as_option("max_seconds")
     '--max-seconds'
@@ -33,7 +33,7 @@ def as_option(argument: str) -> str:
 
 
 def shown(text: str) -> str:
-    """Text without what a terminal would obey: escapes in names of files and tensors.
+    """Text with its control characters spelled out.
 
     >>> shown("a\x1b[31mb")
     'a\\\\x1b[31mb'
@@ -42,7 +42,7 @@ def shown(text: str) -> str:
 
 
 class PlainConsole(Console):
-    """A console that shows control characters instead of obeying them; `:name:` is no picture."""
+    """A console that spells control characters out, and leaves `:name:` as it is."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, emoji=False, **options)
@@ -53,7 +53,7 @@ class PlainConsole(Console):
 
 
 def complain(error: BaseException) -> None:
-    """What went wrong, in one line of the standard error."""
+    """Say what went wrong, in one line on the standard error."""
     words = " ".join(_words(error).split())
     more = " ..." if len(words) > _LONGEST else ""
     console = PlainConsole(stderr=True)
@@ -61,7 +61,7 @@ def complain(error: BaseException) -> None:
 
 
 def give_up_stdout() -> None:
-    """Leave what a full disk or a closed pipe did not take: Python would try again when it ends."""
+    """Drop what a full disk or a closed pipe did not take: at its end Python would try again."""
     try:
         sys.stdout.flush()
     except OSError:

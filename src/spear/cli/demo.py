@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -11,9 +11,9 @@ from rich.table import Table
 
 from spear.cli.console import LARGEST_SEED, PlainConsole
 from spear.cli.progress import progress
-from spear.files import make_private, write_private
-from spear.inversion import Outcome
-from spear.trials import DemoRun, DemoSettings, run_demo
+
+if TYPE_CHECKING:
+    from spear.trials import DemoRun
 
 console = PlainConsole()
 
@@ -34,6 +34,10 @@ def demo(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
 ) -> None:
     """Recover real photos from one gradient, and show them beside the originals."""
+    from spear.files import make_private, write_private
+    from spear.inversion import Outcome
+    from spear.trials import DemoSettings, run_demo
+
     settings = DemoSettings(samples, width, depth, pixels, seed, finder, max_seconds)
     make_private(out)  # a folder that cannot be written to ends it here
     if not quiet:
@@ -55,6 +59,8 @@ def demo(
 
 
 def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
+    from spear.inversion import Outcome
+
     if not quiet and len(run.recovered):
         table = Table("photo", "PSNR (dB)", "certified", "label", "label found")
         for row in run.samples():

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -15,28 +14,23 @@ from rich.table import Table
 
 from spear.cli import options as told
 from spear.cli.console import LARGEST_SEED, PlainConsole
-from spear.cli.output_files import apart, parse_image_format, writable, write
+from spear.cli.options import option
+from spear.cli.output_files import apart, existing, parse_image_format, writable, write
 from spear.cli.progress import progress
 from spear.errors import InvalidOption
-from spear.files import UpdateFiles
-from spear.inversion import FINDERS, Outcome
-from spear.report import ASSUMPTIONS, Finding, invert_files, save_inputs
-from spear.update import Protocol, Sends
 
+if TYPE_CHECKING:
+    from spear.report import Finding
+
+# By outcome: the colour of the verdict, and the exit code. For whoever audits, exact is the bad news.
 _COLOURS = {
-    Outcome.EXACT: "red",  # for whoever audits, an exact recovery is the bad news
-    Outcome.PARTIAL: "red",
-    Outcome.APPROXIMATE: "yellow",
-    Outcome.INCONCLUSIVE: "magenta",
-    Outcome.FAILED: "green",
+    "exact": "red",
+    "partial": "red",
+    "approximate": "yellow",
+    "inconclusive": "magenta",
+    "failed": "green",
 }
-_EXIT_CODES = {
-    Outcome.EXACT: 20,
-    Outcome.PARTIAL: 10,
-    Outcome.APPROXIMATE: 10,
-    Outcome.INCONCLUSIVE: 30,
-    Outcome.FAILED: 0,
-}
+_EXIT_CODES = {"exact": 20, "partial": 10, "approximate": 10, "inconclusive": 30, "failed": 0}
 _SHOWN = 20  # samples in the terminal's table; the report has all
 _WHAT, _WRITE, _SEARCH = "What was sent", "What to write", "The search"
 
@@ -55,46 +49,28 @@ Exit codes: 0 nothing recovered, 10 partly or approximately, 20 exact, 30 cannot
 def invert(
     weights: Annotated[
         Path | None,
-        typer.Option(
-            help="Weights the client was sent: .safetensors, .npz or .pt.", rich_help_panel=_WHAT
-        ),
+        option(_WHAT, "The weights the client was sent: .safetensors, .npz or .pt."),
     ] = None,
     update: Annotated[
-        Path | None,
-        typer.Option(
-            help="Gradients it sent (FedSGD): the same kinds of file.", rich_help_panel=_WHAT
-        ),
+        Path | None, option(_WHAT, "The gradients it sent back (FedSGD), in such a file.")
     ] = None,
-    after: Annotated[
-        Path | None,
-        typer.Option(help="Or the weights it sent back (FedAvg).", rich_help_panel=_WHAT),
-    ] = None,
+    after: Annotated[Path | None, option(_WHAT, "Or the weights it sent back (FedAvg).")] = None,
     difference: Annotated[
-        Path | None,
-        typer.Option(
-            help="Or the difference, weights sent back minus weights received.",
-            rich_help_panel=_WHAT,
-        ),
+        Path | None, option(_WHAT, "Or the weights sent back minus the weights received.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="package.module:factory or file.py:factory, for the proof by replay and for labels. "
+        option(
+            _WHAT,
+            "package.module:factory or file.py:factory, for the proof by replay and for labels. "
             "A plain MLP is recognised without it.",
-            rich_help_panel=_WHAT,
         ),
     ] = None,
     layer: Annotated[
-        str | None,
-        typer.Option(
-            help="Layer to attack; the one closest to the data unless given.", rich_help_panel=_WHAT
-        ),
+        str | None, option(_WHAT, "The layer to attack; by default the one closest to the data.")
     ] = None,
     loss: Annotated[
-        str | None,
-        typer.Option(
-            help="cross-entropy, bce, mse or package.module:function.", rich_help_panel=told.HOW
-        ),
+        str | None, option(told.HOW, "cross-entropy, bce, mse or package.module:function.")
     ] = None,
     samples: told.Samples = None,
     lr: told.Lr = None,
@@ -114,70 +90,55 @@ def invert(
     precision: told.Precision = "float32",
     pruned: told.Pruned = 0.0,
     shape: Annotated[
-        str | None,
-        typer.Option(
-            help="Of a picture, channels first: 3x32x32 or 1x28x28.", rich_help_panel=_WRITE
-        ),
+        str | None, option(_WRITE, "Shape of a picture, channels first: 3x32x32 or 1x28x28.")
     ] = None,
     mean: Annotated[
-        str,
-        typer.Option(help="Subtracted from pixels, per channel or one.", rich_help_panel=_WRITE),
+        str, option(_WRITE, "What the client subtracted from pixels: one number, or per channel.")
     ] = "0",
-    std: Annotated[
-        str,
-        typer.Option(help="Pixels were divided by, per channel or one.", rich_help_panel=_WRITE),
-    ] = "1",
+    std: Annotated[str, option(_WRITE, "And then divided them by.")] = "1",
     truth: Annotated[
         Path | None,
-        typer.Option(
-            help="File with the client's 'inputs' and 'labels', to compare; the attack never sees it.",
-            rich_help_panel=_WRITE,
+        option(
+            _WRITE,
+            "File with the client's 'inputs' and 'labels', to compare with; the attack never sees it.",
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for recovered.safetensors, and PNGs with --shape.", rich_help_panel=_WRITE
-        ),
+        Path | None, option(_WRITE, "Folder for recovered.safetensors, and PNGs with --shape.")
     ] = None,
     json: Annotated[
-        Path | None,
-        typer.Option(
-            help="The result as JSON (spear.load reads it); - is the terminal.",
-            rich_help_panel=_WRITE,
-        ),
+        Path | None, option(_WRITE, "The result as JSON, for spear.load; - prints it.")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="The report: one HTML file.", rich_help_panel=_WRITE)
-    ] = None,
+    report: Annotated[Path | None, option(_WRITE, "The report: one HTML file.")] = None,
     redact: Annotated[
-        bool,
-        typer.Option(
-            "--redact", help="Leave recovered data out of JSON and report.", rich_help_panel=_WRITE
-        ),
+        bool, option(_WRITE, "Leave recovered data out of JSON and report.", "--redact")
     ] = False,
-    finder: Annotated[
-        str, typer.Option(help=f"{' or '.join(sorted(FINDERS))}.", rich_help_panel=_SEARCH)
-    ] = "cascade",
-    max_seconds: Annotated[
-        float | None, typer.Option(help="Stop after this long.", rich_help_panel=_SEARCH)
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, help="Of the search.", rich_help_panel=_SEARCH)
-    ] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
+    finder: Annotated[str, option(_SEARCH, "cascade or sampling.")] = "cascade",
+    max_seconds: Annotated[float | None, option(_SEARCH, "Stop after this long.")] = None,
+    seed: Annotated[int, option(_SEARCH, "Seed of the search.", min=0, max=LARGEST_SEED)] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only the verdict.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Layers, stages and assumptions too.")
+        bool, typer.Option("--verbose", "-v", help="Show layers and stages too.")
     ] = False,
 ) -> None:
-    """Recover the private batch behind an update, and say what is proved of it."""
+    """Recover the private batch behind an update, and say what is proved."""
     if redact and out is not None:
         raise InvalidOption(
-            "--redact leaves recovered data out, and --out writes it: give one of them"
+            "--redact leaves recovered data out, and --out writes it: give only one of them"
         )
-    sends: Sends = "gradient" if after is None and difference is None else "weights"
+    existing(weights, update, after, difference, truth, model)
+    for path in (json, report, out and out / "recovered.safetensors"):
+        writable(path, weights, update, after, difference, truth)
+    apart(json, report)
+
+    import torch  # takes seconds: what can be told without it has been told
+
+    from spear.files import UpdateFiles
+    from spear.report import invert_files, save_inputs
+    from spear.update import Protocol
+
     protocol = Protocol(
-        sends=sends if difference is None else "difference",
+        sends="weights" if after else "difference" if difference else "gradient",
         samples=samples,
         lr=told.rates(lr),
         epochs=epochs,
@@ -198,9 +159,6 @@ def invert(
     )
     files = UpdateFiles(weights, update, after, difference, protocol, model, layer, loss)
     image_format = None if shape is None else parse_image_format(shape, mean, std)
-    for path in (json, report, out and out / "recovered.safetensors"):
-        writable(path, weights, update, after, difference, truth)
-    apart(json, report)
     console = PlainConsole(stderr=str(json) == "-")
     with progress(console, quiet) as show:
         made = invert_files(
@@ -214,20 +172,21 @@ def invert(
             on_progress=show,
         )
     finding = made.findings[0]
-    show_finding(
-        console, finding, quiet=quiet, verbose=verbose
-    )  # first: a full disk loses no verdict
+    # Shown before it is written: a full disk loses no verdict.
+    show_finding(console, finding, quiet=quiet, verbose=verbose)
     written = write(made.redacted() if redact else made, json, report)
     if out is not None:
         written += save_inputs(finding, out)
     for path in [] if quiet else written:
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
     interrupted = finding.stats.get("interrupted")
-    raise typer.Exit(130 if interrupted else _EXIT_CODES[finding.outcome])
+    raise typer.Exit(130 if interrupted else _EXIT_CODES[finding.outcome.value])
 
 
 def show_finding(console: Console, finding: Finding, *, quiet: bool, verbose: bool) -> None:
-    """The verdict, and what it rests on, on the terminal."""
+    """Show the verdict, and what it rests on, on the terminal."""
+    from spear.report import ASSUMPTIONS
+
     if not quiet:
         layers = finding.layer.splitlines()
         console.print(escape("\n".join(layers if verbose else layers[:1])), soft_wrap=True)
@@ -237,7 +196,7 @@ def show_finding(console: Console, finding: Finding, *, quiet: bool, verbose: bo
             console.print(_samples(finding))
         if verbose:
             console.print(_stages(finding))
-    colour = _COLOURS[finding.outcome]
+    colour = _COLOURS[finding.outcome.value]
     what = ", ".join(_qualities(finding))
     said = f"{finding.outcome.name} ({what})" if what else finding.outcome.name
     verdict = f"[b {colour}]{said}[/b {colour}]"
@@ -253,7 +212,7 @@ def show_finding(console: Console, finding: Finding, *, quiet: bool, verbose: bo
 def _qualities(finding: Finding) -> list[str]:
     """What an outcome's name does not say."""
     said = ["likely exact, not proved"] if finding.is_likely else []
-    if finding.outcome is Outcome.INCONCLUSIVE:
+    if finding.outcome.value == "inconclusive":
         said.append("cannot tell")
     if finding.activations and finding.recovered:
         said.append("activations, not the data")
@@ -261,7 +220,7 @@ def _qualities(finding: Finding) -> list[str]:
 
 
 def _samples(finding: Finding) -> Table:
-    truth = finding.truth
+    truth, errors = finding.truth, finding.predicted_error
     table = Table("sample", "certified", "label", "error about")
     if truth is not None:
         table.add_column("true sample")
@@ -272,24 +231,16 @@ def _samples(finding: Finding) -> Table:
             str(i + 1),
             "[green]yes[/green]" if finding.certified[i] else "[yellow]no[/yellow]",
             "-" if label is None or label < 0 else str(label),
-            _error(finding, i),
+            "-" if errors is None else f"{errors[i]:.0e}",
         ]
-        if truth is not None:
-            known = truth.index[i] >= 0
-            row += (
-                [escape(truth.names[truth.index[i]]), f"{truth.psnr[i]:.1f}"]
-                if known
-                else ["-", "-"]
-            )
+        if truth is not None and truth.index[i] >= 0:
+            row += [escape(truth.names[truth.index[i]]), f"{truth.psnr[i]:.1f}"]
+        elif truth is not None:
+            row += ["-", "-"]
         table.add_row(*row)
     if finding.recovered > _SHOWN:
         table.caption = f"{finding.recovered - _SHOWN} more are in the JSON and the report"
     return table
-
-
-def _error(finding: Finding, i: int) -> str:
-    """The error expected of an input from the update's noise."""
-    return "-" if finding.predicted_error is None else f"{finding.predicted_error[i]:.0e}"
 
 
 def _stages(finding: Finding) -> Table:

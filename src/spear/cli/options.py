@@ -1,7 +1,7 @@
 """Options that say how an update came to be: one name and one meaning in all commands.
 
-They are called as the fields of `spear.update.Protocol` and `spear.federated.Privacy` are.
-`Samples` is one value, `ManySamples` a list of them, for `spear audit`.
+They have the names of the fields of `spear.update.Protocol` and `spear.federated.Privacy`.
+`Samples` takes one value, `ManySamples` a list of values (for `spear audit`).
 """
 
 from __future__ import annotations
@@ -13,48 +13,52 @@ import typer
 from spear.cli.console import MOST_TRIALS, as_option
 from spear.errors import InvalidOption
 
-HOW, DEFENCES = "How clients train", "What they do to updates"
-VARIED, COUNTED = "What is varied (lists: 8,16,32)", "How epsilon is counted"
+HOW, DEFENCES = "How clients train", "What clients do to an update before they send it"
+VARIED, COUNTED = "What is varied (lists: 8,16,32)", "How epsilon is computed"
 
 _HELP = {
-    "samples": "Samples of one update: the batch, or with local training all of a client's.",
-    "epochs": "Local epochs, or",
-    "local_steps": "local steps.",
-    "local_batch_size": "Samples a local step.",
-    "lr": "Local learning rate; 0.1,0.01 is one for each step or epoch.",
-    "momentum": "Of SGD.",
-    "nesterov": "Nesterov's momentum.",
-    "weight_decay": "Of SGD.",
-    "proximal": "FedProx' mu.",
+    "samples": "Samples in the update: the batch, or all that the client trained on.",
+    "epochs": "Local epochs; or give --local-steps.",
+    "local_steps": "Local steps; or give --epochs.",
+    "local_batch_size": "Samples in one local step.",
+    "lr": "Local learning rate; 0.1,0.01 gives one for each step or epoch.",
+    "momentum": "Momentum of SGD.",
+    "nesterov": "SGD uses Nesterov momentum.",
+    "weight_decay": "Weight decay of SGD.",
+    "proximal": "The mu of FedProx.",
     "optimizer": "Local optimiser.",
-    "clients": "Whose updates the server sees added up only.",
-    "clip": "Norm C that is clipped to: per sample (gradients), of the whole update (weights).",
-    "clipping": "per-sample, per-layer or global, if it is another.",
-    "sigma": "Noise on an entry of what is sent, or",
-    "noise_multiplier": "z, with sigma = z C / samples (gradients) or z C (weights), or",
-    "epsilon": "the z that has this epsilon.",
-    "precision": "float32, float16, bfloat16, 8-bit, ...",
-    "pruned": "Share of the smallest entries that is not sent.",
-    "delta": "Of (epsilon, delta).",
-    "dataset_size": "Of a client; its batch is all it has unless given.",
-    "steps": "Updates of a client that the server sees.",
+    "clients": "Clients whose updates are summed before the server sees them.",
+    "clip": "Clipping norm C: per sample (gradients), or of the whole update (weights).",
+    "clipping": "Clip otherwise: per-sample, per-layer or global.",
+    "sigma": "Standard deviation of the noise on each entry sent.",
+    "noise_multiplier": "Or z, with sigma = z C / samples (gradients) or z C (weights).",
+    "epsilon": "Or the epsilon to reach.",
+    "precision": "How entries are sent: float32, float16, bfloat16, 8-bit, ...",
+    "pruned": "Share of the smallest entries that is left out.",
+    "delta": "The delta of (epsilon, delta).",
+    "dataset_size": "Samples that a client holds; by default only its batch.",
+    "steps": "Updates of one client that the server sees.",
 }
 _LISTED = {
     "samples": "Samples of a client.",
-    "epochs": "Of local training (FedAvg); 0 is FedSGD.",
-    "lr": "Of local training; 0.05.",
-    "clip": "Norm C, or none: per sample (FedSGD), of the whole update (FedAvg).",
-    "epsilon": "the z that has this epsilon; inf is none.",
+    "epochs": "Local epochs (FedAvg); 0 is FedSGD.",
+    "lr": "Local learning rate; 0.05 unless given.",
+    "clip": "Clipping norm C, or none: per sample (FedSGD), of the whole update (FedAvg).",
+    "epsilon": "Or the epsilon to reach; inf means no noise.",
 }
 
 
+def option(panel: str, words: str, *names: str, **limits: Any) -> Any:
+    """An option with its help, in one panel of the page that --help shows."""
+    return typer.Option(*names, help=words, rich_help_panel=panel, **limits)
+
+
 def _one(name: str, *short: str, panel: str = HOW, **limits: Any) -> Any:
-    return typer.Option(as_option(name), *short, help=_HELP[name], rich_help_panel=panel, **limits)
+    return option(panel, _HELP[name], as_option(name), *short, **limits)
 
 
 def _many(name: str, *short: str) -> Any:
-    words = _LISTED.get(name, _HELP[name])
-    return typer.Option(as_option(name), *short, help=words, rich_help_panel=VARIED)
+    return option(VARIED, _LISTED.get(name, _HELP[name]), as_option(name), *short)
 
 
 Samples = Annotated[int | None, _one("samples", "-b")]

@@ -1,18 +1,51 @@
-"""What commands write: checked before the work begins, and written when it is done."""
+"""Files that commands read and write: checked before torch is imported, written at the end."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from spear.errors import InvalidOption
-from spear.files import check_replaceable
-from spear.report import ImageFormat, Report
+from spear.errors import InvalidFile, InvalidOption
+
+if TYPE_CHECKING:
+    from spear.report import ImageFormat, Report
+
+_KINDS = (".safetensors", ".npz", ".pt", ".pth")
+
+
+def existing(*given: Path | str | None) -> None:
+    """Raise unless these files exist; what names no file, such as package.nets:Net, is not checked.
+
+    A command calls it before it imports torch, so that a wrong name is told at once.
+    """
+    for path in filter(None, map(_named_file, given)):
+        if path.is_dir():
+            kinds = path.suffix or ", ".join(_KINDS)
+            raise InvalidFile(f"{path} is a folder: expected a file named {kinds}")
+        if not path.exists():
+            link = ", it is a link to nowhere" if path.is_symlink() else ""
+            raise InvalidFile(f"{path} does not exist{link}: check its name")
+
+
+def _named_file(given: Path | str | None) -> Path | None:
+    """The file that a path, net.py:Net or data.npz names; None for the name of a module or dataset.
+
+    >>> [_named_file(name) is None for name in ("net.py:Net", "data.npz", "package.nets:Net", "mnist")]
+    [False, False, True, True]
+    """
+    if not isinstance(given, str):
+        return given
+    source, colon, _ = given.rpartition(":")
+    path = Path(source if colon else given)
+    return path if path.suffix in ((".py",) if colon else _KINDS) else None
 
 
 def parse_image_format(shape: str, mean: str, std: str) -> ImageFormat:
     """`3x32x32`, `0.5,0.5,0.5` and `0.25` as an ImageFormat."""
+    from spear.report import ImageFormat
+
     try:
         sizes = tuple(int(part) for part in shape.lower().split("x"))
         means = tuple(float(part) for part in mean.split(","))
@@ -22,11 +55,7 @@ def parse_image_format(shape: str, mean: str, std: str) -> ImageFormat:
             "expected --shape like 3x32x32, --mean and --std like 0.5 or 0.49,0.48,0.45; "
             f"got {shape!r}, {mean!r}, {std!r}"
         ) from error
-    if len(sizes) == 2:
-        sizes = (1, *sizes)
-    if len(sizes) != 3:
-        raise InvalidOption(f"expected --shape as channels x height x width, got {shape!r}")
-    return ImageFormat((sizes[0], sizes[1], sizes[2]), means, stds)
+    return ImageFormat.of(sizes, means, stds)
 
 
 def writable(path: Path | None, *inputs: Path | None) -> None:
@@ -41,11 +70,13 @@ def writable(path: Path | None, *inputs: Path | None) -> None:
     for given in inputs:
         if given is not None and path.exists() and given.exists() and path.samefile(given):
             raise InvalidOption(f"expected another file to write than {path}, which is read")
-    check_replaceable(path)
-    existing = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    if path.exists() and not path.is_file():  # a device would be replaced by a file, and gone
+        kind = "the folder" if path.is_dir() else "the device or pipe"
+        raise InvalidOption(f"expected the name of a file to write, got {kind} {path}")
+    folder = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
     as_we_are = os.access in os.supports_effective_ids
-    if not existing.is_dir() or not os.access(existing, os.W_OK, effective_ids=as_we_are):
-        raise InvalidOption(f"cannot write {path}: {existing} is no folder that can be written to")
+    if not folder.is_dir() or not os.access(folder, os.W_OK, effective_ids=as_we_are):
+        raise InvalidOption(f"cannot write {path}: {folder} is no folder that can be written to")
 
 
 def apart(json: Path | None, report: Path | None) -> None:

@@ -6,23 +6,26 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from spear.cli.console import PlainConsole
-from spear.experiments.common.reproduce import Part
-from spear.search import Progress as Stage
-from spear.trials import Remaining, Row, Status, Step, Trial
 
-_TELL = 30.0  # seconds between two lines where nobody watches a bar
+if TYPE_CHECKING:
+    from spear.experiments.common.reproduce import Part
+    from spear.search import Progress as Stage
+    from spear.trials import Remaining, Row, Step, Trial
+
+_TELL = 30.0  # seconds between two lines
 console = PlainConsole()
 
 
 @contextmanager
 def progress(console: Console, quiet: bool) -> Iterator[Callable[[Stage], None]]:
-    """A bar that `invert(on_progress=...)` moves; on terminals only, and gone when it is done."""
+    """A bar for `invert(on_progress=...)`: only on terminals, and gone at the end."""
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -48,17 +51,19 @@ def progress(console: Console, quiet: bool) -> Iterator[Callable[[Stage], None]]
 
 
 class _Watch:
-    """Shows nothing: for --quiet, and what the others begin with."""
+    """Counts, and shows nothing: for --quiet, and as a base of the others."""
 
     def __init__(self, part: Part, remaining: Remaining) -> None:
         self.name, self.total, self.remaining = part.name, len(part.trials), remaining
         self.done, self.bad = self.total - len(part.open), 0
 
     def step(self, step: Step) -> None:
-        """A trial is so far."""
+        """A trial has come this far."""
 
     def row(self, row: Row) -> None:
         """A trial is done."""
+        from spear.trials import Status
+
         self.done += 1
         self.bad += row.status is not Status.DONE
 
@@ -96,7 +101,7 @@ class _Bars(_Watch):
 
 
 class _Lines(_Watch):
-    """A line now and then, where nobody watches a bar."""
+    """A line now and then, for logs and pipes."""
 
     def __init__(self, part: Part, remaining: Remaining) -> None:
         super().__init__(part, remaining)
@@ -132,8 +137,9 @@ def watched(part: Part, remaining: Remaining, quiet: bool) -> Iterator[_Watch]:
 
 
 def _label(trial: Trial) -> str:
-    """A trial in few words: what tells it from the others is mostly short.
+    """A trial in few words.
 
+    >>> from spear.trials import Trial
     >>> _label(Trial("main", {"data": "mnist", "b": 20, "max_seconds": 60}, seed=3))
     'mnist b=20 seed 3'
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markdown import Markdown
@@ -13,10 +13,10 @@ from rich.table import Table
 from spear.cli.console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
 from spear.cli.progress import watched
 from spear.errors import InvalidOption
-from spear.experiments.common import catalogue
-from spear.experiments.common import page as pages
-from spear.experiments.common import reproduce as flow
-from spear.trials import Engine, LocalEngine, Remaining
+
+if TYPE_CHECKING:
+    from spear.experiments.common import reproduce as flow
+    from spear.trials import Engine
 
 console = PlainConsole()
 
@@ -60,6 +60,10 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
 ) -> None:
     """Run the paper's tables and figures, and draw them with the paper's figures beside ours."""
+    from spear.experiments.common import catalogue
+    from spear.experiments.common import page as pages
+    from spear.experiments.common import reproduce as flow
+
     if show_list or not experiments:
         _show_list(results)
         return
@@ -93,6 +97,8 @@ def _engine(
     if name == "local":
         if address is not None:
             raise InvalidOption("expected --engine ray beside --address")
+        from spear.trials import LocalEngine
+
         return LocalEngine(**({"workers": workers} if workers else {}), max_seconds=max_seconds)
     if name == "ray":
         from spear.integrations.ray import RayEngine
@@ -102,6 +108,9 @@ def _engine(
 
 
 def _show_list(results: Path) -> None:
+    from spear.experiments.common import catalogue
+    from spear.experiments.common import reproduce as flow
+
     table = Table("name", "in the paper", "what it shows", "batches", "rows here", box=None)
     for name in catalogue.names():
         e = catalogue.load(name)
@@ -115,6 +124,9 @@ def _show_list(results: Path) -> None:
 
 
 def _run(name: str, options: flow.Options, engine: Engine, quiet: bool) -> None:
+    from spear.experiments.common import reproduce as flow
+    from spear.trials import Remaining
+
     part = flow.plan(name, options)
     if part.left_out and not quiet:
         words = (

@@ -14,7 +14,6 @@ from spear.files.naming import like, matched, named, not_gradients
 from spear.files.pickles import check_pickle
 from spear.files.private import (
     check_replaceable,
-    keep_private,
     make_private,
     remove_unfinished,
     replace_private,
@@ -37,7 +36,6 @@ __all__ = [
     "commit",
     "is_count",
     "is_number",
-    "keep_private",
     "kind",
     "like",
     "load_object",

@@ -15,19 +15,6 @@ _UNFINISHED = ".spear-partial"
 _SAFE_OPEN_FILES = 200  # open files that every system allows
 
 
-def keep_private() -> None:
-    """Whatever this process and its children write from now on is their owner's, libraries' files too.
-
-    A crash leaves no image of the memory: that holds what was recovered.
-    """
-    os.umask(0o077)
-    if sys.platform != "win32":
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_CORE)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, most))
-
-
 def write_private(path: Path, content: bytes) -> None:
     """Write a file at once: a reader sees the old one or the new one, never half of it."""
     write_all_private({path: content})

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from spear.metrics.assignment import as_rows, comparable, least_cost
-from spear.metrics.pixels import check_pairs
+from spear.metrics.assignment import comparable, least_cost
 from spear.metrics.summaries import Average
 
 
@@ -25,17 +24,6 @@ class FeatureScore:
         return Average.of(self.cosine, self.missing)
 
 
-def cosine(recovered: Tensor, truth: Tensor) -> Tensor:
-    """Cosine similarity of each pair (k, ...), (k, ...) to (k,), float64. NaN for a zero vector.
-
-    >>> import torch
-    >>> cosine(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([[3.0, 0.0], [1.0, 1.0]])).tolist()
-    [1.0, nan]
-    """
-    check_pairs(recovered, truth)
-    return (_unit(as_rows(recovered)) * _unit(as_rows(truth))).sum(1)
-
-
 def score_features(recovered: Tensor, truth: Tensor) -> FeatureScore:
     """Assign recovered features (k, ...) to true ones (b, ...) by the greatest total cosine.
 
@@ -50,9 +38,8 @@ def score_features(recovered: Tensor, truth: Tensor) -> FeatureScore:
     cosines = _unit(found) @ _unit(true).T  # (k, b)
     # A true zero has no direction: no recovered sample is closer to it than another.
     pairs = least_cost(-cosines.where(true.any(1), 0.0))
-    return FeatureScore(
-        cosine(found[pairs.found], true[pairs.truth]), pairs.truth, pairs.missing, pairs.surplus
-    )
+    of_pairs = cosines[pairs.found, pairs.truth]
+    return FeatureScore(of_pairs, pairs.truth, pairs.missing, pairs.surplus)
 
 
 def _unit(rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every score of a batch of images at once."""
+"""Recovered images against the true ones: every score at once, SSIM among them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from spear.errors import InvalidOption
 from spear.metrics.assignment import Assignment, assign
 from spear.metrics.lpips import Lpips, NotMeasured, unfit
 from spear.metrics.pixels import EXACT_DB, check_pairs, mae, mse, psnr
-from spear.metrics.summaries import Average
 
 # All from the paper of Wang et al.: the window, and K1, K2 for values in [0, 1].
 WINDOW, SIGMA = 11, 1.5
@@ -66,7 +65,7 @@ def _blurred(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ImageScore:
-    """Recovered images against the true ones, pair by pair; None with a note where not measured."""
+    """A score for each pair of images; None, with a note why, where it was not measured."""
 
     pairs: Assignment
     psnr: Tensor  # (p,) dB
@@ -81,18 +80,6 @@ class ImageScore:
         complete = self.pairs.missing == 0 and self.pairs.surplus == 0 and len(self.pairs) > 0
         return complete and bool((self.psnr >= EXACT_DB).all())
 
-    @property
-    def averages(self) -> dict[str, Average | NotMeasured]:
-        """The mean of each score over the pairs, which says how many samples it is of."""
-        scores = {name: getattr(self, name) for name in ("psnr", "ssim", "mse", "mae", "lpips")}
-        return {
-            name: self.notes[name] if values is None else Average.of(values, self.pairs.missing)
-            for name, values in scores.items()
-        }
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name:5} {average}" for name, average in self.averages.items())
-
 
 def score_images(
     recovered: Tensor, truth: Tensor, *, lpips: Lpips | NotMeasured | None = None
@@ -103,12 +90,11 @@ def score_images(
 
     >>> import torch
     >>> x = torch.rand(3, 1, 28, 28)
-    >>> print(score_images(x[1:], x))
-    psnr  400 over 2 of 3 samples
-    ssim  1 over 2 of 3 samples
-    mse   0 over 2 of 3 samples
-    mae   0 over 2 of 3 samples
-    lpips not computed: no weights were given: lpips=Lpips.find(folder)
+    >>> found = score_images(x[1:], x)
+    >>> found.psnr.tolist(), found.ssim.tolist(), found.pairs.missing
+    ([400.0, 400.0], [1.0, 1.0], 1)
+    >>> print(found.notes["lpips"])
+    not computed: no weights were given: lpips=Lpips.find(folder)
     """
     if truth.ndim != 4:
         raise InvalidOption(f"expected images (b, C, H, W), got {tuple(truth.shape)}")

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from spear.errors import InvalidOption
 from spear.metrics.assignment import as_rows, assign, comparable
-from spear.metrics.summaries import Average
 
 EXACT_DB = 60.0
 # Bit-for-bit equality has no finite PSNR; it is reported as this.
@@ -36,16 +35,12 @@ class Score:
 
     @property
     def mean(self) -> float | None:
-        """Mean PSNR over the recovered samples; None if there are none. `average` says of how many."""
+        """Mean PSNR over the recovered samples; None if there are none."""
         return float(self.psnr.mean()) if len(self.psnr) else None
 
     @property
     def worst(self) -> float | None:
         return float(self.psnr.min()) if len(self.psnr) else None
-
-    @property
-    def average(self) -> Average:
-        return Average.of(self.psnr, self.missing)
 
 
 def score(recovered: Tensor, truth: Tensor) -> Score:

@@ -1,10 +1,8 @@
-"""Many measurements as one: averages that say what is missing, rates with their interval."""
+"""Averages that say how many samples they leave out, and rates with their interval."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import scipy
 from torch import Tensor
@@ -36,10 +34,6 @@ class Average:
         samples = 0 if empty else len(measured)
         return Average(value, samples, missing + len(values) - samples)
 
-    @property
-    def complete(self) -> bool:
-        return self.missing == 0 and self.value is not None
-
     def __str__(self) -> str:
         total = self.samples + self.missing
         if self.value is None:
@@ -49,7 +43,7 @@ class Average:
 
 @dataclass(frozen=True)
 class Rate:
-    """How many of how many, with the Clopper-Pearson interval.
+    """A share of trials, with its Clopper-Pearson interval.
 
     >>> print(Rate(99, 100))
     99 of 100 (99.0 %, 95 % interval 94.6-100.0 %)
@@ -68,7 +62,7 @@ class Rate:
         return self.count / self.trials if self.trials else None
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Where the true share lies, with at least this confidence; (0, 1) without trials."""
+        """Holds the true share with at least this confidence; (0, 1) without trials."""
         if not 0 < confidence < 1:
             raise InvalidOption(f"expected 0 < confidence < 1, got {confidence}")
         if not self.trials:
@@ -86,21 +80,3 @@ class Rate:
             f"{self.count} of {self.trials} ({100 * self.share:.1f} %, "
             f"95 % interval {100 * low:.1f}-{100 * high:.1f} %)"
         )
-
-
-class _Judged(Protocol):
-    @property
-    def exact(self) -> bool: ...
-
-
-def exact_rate(batches: Iterable[_Judged | None]) -> Rate:
-    """The share of batches that are exact: the paper's accuracy. None is a batch without result.
-
-    >>> from spear.metrics import score
-    >>> import torch
-    >>> x = torch.rand(4, 9)
-    >>> print(exact_rate([score(x, x), score(x[:3], x), None]))
-    1 of 3 (33.3 %, 95 % interval 0.8-90.6 %)
-    """
-    verdicts = [batch is not None and batch.exact for batch in batches]
-    return Rate(sum(verdicts), len(verdicts))

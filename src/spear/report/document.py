@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -17,23 +20,26 @@ from torch import Tensor
 
 from spear.errors import InvalidOption, InvalidReport, SpearError
 from spear.files import bytes_of, parsed
-from spear.report import reading, schema_1
+from spear.report import schema_1
 from spear.report.report import Report
 
 SCHEMA = "spear.report/2"
 _LARGEST = 2**30  # bytes of a report; a hundred photos of 720 x 720 take 0.8 GB
-# Control characters that JSON lets pass, and terminals obey.
+_LARGEST_NUMBER = 2**64  # a seed has up to 64 bits
+_DEEPEST = 32  # nesting of settings, well below Python's own limit
+_DTYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "int64": "<i8", "int32": "<i4"}
+# Control characters that JSON allows and terminals obey.
 _CONTROL_CHARACTERS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
 def dump(report: Report) -> str:
     """The report as JSON text: tensors are base64 of their little-endian bytes, so no bit is lost."""
     fields = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
-    fields["settings"] = {str(k): _setting(k, v) for k, v in report.settings.items()}
+    fields["settings"] = {str(k): _checked_setting(k, v) for k, v in report.settings.items()}
     outcome = report.outcome and report.outcome.value
     content = {"schema": SCHEMA, "outcome": outcome, **_plain(fields)}
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
-    # A path that is no UTF-8 has half characters; as \udc.. they are JSON, and come back.
+    # A path that is not UTF-8 has half characters; as \udc.. they are JSON, and come back.
     return text.translate(_CONTROL_CHARACTERS).encode("utf-8", "backslashreplace").decode()
 
 
@@ -45,8 +51,7 @@ def load(path: str | Path) -> Report:
     """
     path = Path(path)
     try:
-        raw = bytes_of(path, _LARGEST)
-        content = parsed(raw, parse_constant=_refused, parse_float=_finite)
+        content = parsed(bytes_of(path, _LARGEST), parse_constant=_refused, parse_float=_finite)
     except ValueError as error:
         raise InvalidReport(
             f"{path}: expected a report as JSON, got something else: {error!s:.200}"
@@ -54,12 +59,11 @@ def load(path: str | Path) -> Report:
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema not in (SCHEMA, schema_1.SCHEMA):
         raise InvalidReport(
-            f"{path}: expected a report of schema {SCHEMA!r}, got {str(schema)[:40]!r}; if it was made "
-            "by a newer SPEAR, use that to read it"
+            f"{path}: expected a report of schema {SCHEMA!r}, got {str(schema)[:40]!r}; if a newer "
+            "SPEAR made it, read it with that"
         )
     try:
-        current = schema_1.converted(content) if schema == schema_1.SCHEMA else content
-        return reading.report(current)
+        return _report(schema_1.converted(content) if schema == schema_1.SCHEMA else content)
     except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, SpearError) as error:
         what = f"{type(error).__name__}: {error}"
         raise InvalidReport(
@@ -67,8 +71,14 @@ def load(path: str | Path) -> Report:
         ) from error
 
 
+def name_in_json(field: dataclasses.Field[Any]) -> str:
+    """What the schema calls a field: its name, or the one it had when the schema was made."""
+    name: str = field.metadata.get("json", field.name)
+    return name
+
+
 def _refused(name: str) -> float:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _finite(digits: str) -> float:
@@ -90,7 +100,7 @@ def _plain(value: Any) -> Any:
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
-        value = {reading.name_in_json(f): getattr(value, f.name) for f in fields}
+        value = {name_in_json(f): getattr(value, f.name) for f in fields}
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -100,13 +110,13 @@ def _plain(value: Any) -> Any:
             f"expected words, numbers, lists and mappings in a report, got a {type(value).__name__}"
         )
     unreal = isinstance(value, float) and not math.isfinite(value)
-    return None if unreal else value  # JSON has neither NaN nor infinity: what is none is not there
+    return None if unreal else value  # JSON has neither NaN nor infinity
 
 
-def _setting(name: object, value: Any) -> Any:
+def _checked_setting(name: object, value: Any) -> Any:
     """A setting as JSON has it: no tensors, which a redacted report would not leave out."""
     try:
-        return reading.setting(_plain_without_tensors(value))
+        return _setting(_plain_without_tensors(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidOption(f"setting {str(name)!r:.80}: {error}") from error
 
@@ -126,10 +136,116 @@ def _packed(tensor: Tensor) -> dict[str, Any]:
     if tensor.dtype is torch.bfloat16:
         tensor = tensor.float()  # NumPy has none; float32 holds every bit of it
     name = str(tensor.dtype).removeprefix("torch.")
-    if name not in reading.DTYPES:
+    if name not in _DTYPES:
         raise InvalidOption(
-            f"expected tensors of {', '.join(reading.DTYPES)} in a report, got {name}: convert them"
+            f"expected tensors of {', '.join(_DTYPES)} in a report, got {name}: convert them"
         )
-    values = np.ascontiguousarray(tensor.numpy(), dtype=reading.DTYPES[name])
+    values = np.ascontiguousarray(tensor.numpy(), dtype=_DTYPES[name])
     text = base64.b64encode(values.tobytes()).decode("ascii")
     return {"dtype": name, "shape": list(tensor.shape), "base64": text}
+
+
+def _report(content: dict[str, Any]) -> Report:
+    """The report; its stated outcome and redaction must be true of its findings."""
+    stated = content.pop("outcome")
+    content.pop("schema")
+    read: Report = _dataclass(Report, content)
+    if stated != (read.outcome and read.outcome.value):
+        raise ValueError(f"it says the outcome was {stated!r:.40}, its findings say {read.outcome}")
+    if read.is_redacted and any(finding.holds_data for finding in read.findings):
+        raise ValueError("it says it was redacted, and holds data")
+    return read
+
+
+@cache
+def _fields(kind: type) -> dict[str, tuple[str, Any]]:
+    """By their names in JSON: the fields of a dataclass, and their types."""
+    types = get_type_hints(kind)
+    return {name_in_json(f): (f.name, types[f.name]) for f in dataclasses.fields(kind)}
+
+
+def _dataclass(kind: type, content: Any) -> Any:
+    """A dataclass from a mapping that has its fields, and no others."""
+    fields = _fields(kind)
+    missing, unknown = fields.keys() - _of(dict, content).keys(), content.keys() - fields.keys()
+    if missing:
+        raise KeyError(f"{kind.__name__} without {', '.join(sorted(missing))}")
+    if unknown:
+        raise ValueError(f"unknown fields {', '.join(map(repr, sorted(unknown)[:5]))}")
+    return kind(**{own: _value(type_, content[name]) for name, (own, type_) in fields.items()})
+
+
+def _value(kind: Any, content: Any) -> Any:
+    """A value of this type. Nothing is guessed: what is not as it was written raises."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        others = [part for part in parts if part is not NoneType]
+        one = len(others) == 1 and content is not None
+        return _value(others[0], content) if one else _cell(content)
+    if origin is tuple:
+        kinds = parts[:1] * len(_of(list, content)) if parts[-1] is Ellipsis else parts
+        return tuple(_value(*pair) for pair in zip(kinds, content, strict=True))
+    if origin is Mapping:
+        return {name: _value(parts[1], part) for name, part in _of(dict, content).items()}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _dataclass(kind, content)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(content)
+    return _READERS[kind](content)
+
+
+def _of(kind: type, content: Any) -> Any:
+    if type(content) is not kind:
+        raise TypeError(f"expected a {kind.__name__}, got {content!r:.40}")
+    return content
+
+
+def _number(content: Any) -> Any:
+    if type(content) not in (int, float):
+        raise TypeError(f"expected a number, got {content!r:.40}")
+    if type(content) is int and abs(content) >= _LARGEST_NUMBER:
+        raise ValueError("a whole number is too large")
+    return content
+
+
+def _cell(content: Any) -> Any:
+    return content if content is None or isinstance(content, (str, bool)) else _number(content)
+
+
+def _setting(content: Any, depth: int = 0) -> Any:
+    """Words, numbers, lists and mappings, not nested without end."""
+    if depth > _DEEPEST:
+        raise ValueError(f"expected settings nested at most {_DEEPEST} deep")
+    if isinstance(content, list):
+        return [_setting(part, depth + 1) for part in content]
+    if isinstance(content, dict):
+        return {name: _setting(part, depth + 1) for name, part in content.items()}
+    return _cell(content)
+
+
+def _tensor(content: Any) -> Tensor:
+    """A tensor from its dtype, shape and bytes."""
+    if set(_of(dict, content)) != {"dtype", "shape", "base64"}:
+        raise ValueError(
+            f"expected a tensor's dtype, shape and base64, got {sorted(content)!r:.80}"
+        )
+    try:
+        raw = base64.b64decode(_of(str, content["base64"]), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"a tensor is not base64: {error}") from error
+    values = np.frombuffer(raw, dtype=_DTYPES[_of(str, content["dtype"])])
+    shape = [_of(int, size) for size in _of(list, content["shape"])]
+    fits = len(shape) <= 2 and all(0 <= size < 2**31 for size in shape)
+    if not fits or math.prod(shape) != values.size:
+        raise ValueError(f"a tensor has {values.size} values for the shape {shape!r:.80}")
+    return torch.from_numpy(values.astype(values.dtype.newbyteorder("="))).reshape(shape)
+
+
+_READERS: dict[Any, Callable[[Any], Any]] = {
+    Any: _setting,
+    Tensor: _tensor,
+    str: partial(_of, str),
+    bool: partial(_of, bool),
+    int: lambda content: _number(_of(int, content)),
+    float: lambda content: math.nan if content is None else _number(content),  # see _plain
+}

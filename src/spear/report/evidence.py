@@ -1,4 +1,4 @@
-"""What a page shows of one finding: its samples beside the truth, as pictures or as values."""
+"""What is shown of one finding: its samples beside the truth, as pictures or as values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from spear.report.report import Cell, Table
 MOST_SAMPLES = 64  # shown as pictures or values, of one finding
 MOST_FINDINGS = 500  # shown one by one; the table has all
 MOST_LINES = 300  # of a table, until the reader asks for all
-MOST_ROWS = 1000  # of its table of certificates
+MOST_ROWS = 1000  # of a table of certificates
 MOST_COLUMNS = 10  # values of a sample
-MOST_CHARACTERS = 24_000_000  # of all pictures on a page: what a mail still takes
+MOST_CHARACTERS = 24_000_000  # of all pictures on a page, which can then still be mailed
+_CERTIFICATE = (
+    *("sample", "certified", "approximate", "label found", "true label"),
+    *("predicted error", "PSNR (dB)", "original"),
+)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample: as it came back, as it was, or both."""
+    """One sample: recovered, true, or both."""
 
     found: int | None  # its row among the recovered
     true: int | None  # its row in the truth
@@ -32,16 +36,22 @@ class Sample:
     psnr: float | None
 
     @property
-    def number(self) -> int | None:
-        return None if self.found is None else self.found + 1
-
-    @property
     def state(self) -> str:
         if self.found is None:
             return "missing"
         if self.certified:
             return "certified"
         return "approximate" if self.approximate else "uncertified"
+
+    @property
+    def words(self) -> str:
+        """Its state as a reader sees it."""
+        return {
+            "missing": "not recovered",
+            "certified": "certified, approximate" if self.approximate else "certified",
+            "approximate": "approximate, not certified",
+            "uncertified": "not certified",
+        }[self.state]
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class Line:
 
 
 class PictureBudget:
-    """What is left on a page for pictures."""
+    """The room left on a page for pictures."""
 
     def __init__(self, characters: int = MOST_CHARACTERS) -> None:
         self.left = characters
@@ -73,7 +83,7 @@ class PictureBudget:
 
 
 def samples(finding: Finding) -> list[Sample]:
-    """All samples: in the order of the truth where it is known, those that match nothing last."""
+    """All samples, in the order of the truth where it is known; those that match nothing come last."""
     truth = finding.truth
     if truth is None:
         return [_sample(finding, i, None) for i in range(finding.recovered)]
@@ -89,30 +99,25 @@ def _sample(finding: Finding, i: int | None, j: int | None) -> Sample:
     truth = finding.truth
     title = f"Sample {(i or 0) + 1}" if truth is None or j is None else truth.names[j]
     psnr = truth.psnr[i] if truth is not None and i is not None and j is not None else None
-    return Sample(
-        i,
-        j,
-        title,
-        i is not None and finding.certified[i],
-        i is not None and finding.approximate[i],
-        psnr,
-    )
+    sure, rough = (False, False) if i is None else (finding.certified[i], finding.approximate[i])
+    return Sample(i, j, title, sure, rough, psnr)
 
 
 def cards(finding: Finding, shown: Sequence[Sample], budget: PictureBudget) -> list[Card]:
-    """As many of the samples as pictures as there is room for."""
+    """The samples as pictures, as many as there is room for."""
     if finding.image_format is None:
         return []
     true = finding.truth.inputs if finding.truth else None
-    found = None if finding.inputs is None else finding.image_format.pictures(finding.inputs)
-    kept = None if true is None else finding.image_format.pictures(true)
+    found, kept = (
+        None if rows is None else finding.image_format.pictures(rows)
+        for rows in (finding.inputs, true)
+    )
     drawn = []
     for sample in shown[:MOST_SAMPLES]:
         if budget.left <= 0 or (found is None and kept is None):
             break
-        drawn.append(
-            Card(sample, _uri(kept, sample.true, budget), _uri(found, sample.found, budget)),
-        )
+        original, recovered = _uri(kept, sample.true, budget), _uri(found, sample.found, budget)
+        drawn.append(Card(sample, original, recovered))
     return drawn
 
 
@@ -123,7 +128,7 @@ def _uri(images: Tensor | None, row: int | None, budget: PictureBudget) -> str |
 
 
 def values(finding: Finding, shown: Sequence[Sample]) -> list[tuple[Sample, list[Line]]]:
-    """The first values of each sample; with the originals and the differences where these are known."""
+    """The first values of each sample, with the originals and the differences where known."""
     if finding.image_format is not None or finding.inputs is None:
         return []
     return [(sample, list(_lines(finding, sample))) for sample in shown[:MOST_SAMPLES]]
@@ -150,52 +155,42 @@ def _first(rows: Tensor | None, row: int | None) -> list[float] | None:
 
 
 def certificates(finding: Finding, shown: Sequence[Sample]) -> Table:
-    """Sample by sample, how far it is to be trusted; columns that nothing is known for are absent."""
-    columns = (
-        "sample",
-        "certified",
-        "approximate",
-        "label found",
-        "true label",
-        "predicted error",
-        "PSNR (dB)",
-        "original",
-    )
+    """How far each sample is to be trusted, without the columns that nothing is known for."""
     rows = [_certificate(finding, sample) for sample in shown[:MOST_ROWS]]
-    keep = [
-        i
-        for i in range(len(columns))
-        if i < 2 or any(row[i] is not None and row[i] is not False for row in rows)
-    ]
+    known = {name for row in rows for name, cell in row.items() if cell is not None}
+    known -= set() if any(row["approximate"] for row in rows) else {"approximate"}
+    columns = tuple(name for name in (rows[0] if rows else ()) if name in {"sample"} | known)
     return Table(
         f"Certificates of {finding.name}",
-        tuple(columns[i] for i in keep),
-        tuple(tuple(row[i] for i in keep) for row in rows),
+        columns,
+        tuple(tuple(row[name] for name in columns) for row in rows),
     )
 
 
-def _certificate(finding: Finding, sample: Sample) -> tuple[Cell, ...]:
+def _certificate(finding: Finding, sample: Sample) -> dict[str, Cell]:
+    row: dict[str, Cell] = dict.fromkeys(_CERTIFICATE)
     i, j, truth = sample.found, sample.true, finding.truth
-    label = None if i is None or finding.labels is None else finding.labels[i].item()
-    unmatched = label == -1 and isinstance(label, int)  # regression has targets of any value
-    return (
-        sample.number,
-        "not recovered" if i is None else sample.certified,
-        None if i is None else sample.approximate,
-        "none matched" if unmatched else label,
-        truth.labels[j].item() if truth and j is not None and truth.labels is not None else None,
-        finding.predicted_error[i] if finding.predicted_error and i is not None else None,
-        sample.psnr,
-        truth.names[j] if truth and j is not None else None,
-    )
+    row |= {"certified": "not recovered", "PSNR (dB)": sample.psnr}
+    if i is not None:
+        row |= {"sample": i + 1, "certified": sample.certified, "approximate": sample.approximate}
+        if finding.labels is not None:
+            label = finding.labels[i].item()
+            unmatched = label == -1 and isinstance(label, int)  # targets of regression may be -1.0
+            row["label found"] = "none matched" if unmatched else label
+        if finding.predicted_error is not None:
+            row["predicted error"] = finding.predicted_error[i]
+    if truth is not None and j is not None:
+        row["original"] = truth.names[j]
+        row["true label"] = None if truth.labels is None else truth.labels[j].item()
+    return row
 
 
 def stages(finding: Finding) -> list[tuple[str, float]]:
-    """Seconds of each stage, as they began."""
+    """Seconds of each stage, in the order they began."""
     timed = ((name, value) for name, value in finding.stats.items() if isinstance(value, float))
     return [(name, value) for name, value in timed if math.isfinite(value)]
 
 
 def counts(finding: Finding) -> list[tuple[str, int]]:
-    """What was counted on the way."""
+    """What was counted during the search."""
     return [(name, value) for name, value in finding.stats.items() if isinstance(value, int)]

@@ -1,4 +1,4 @@
-"""One update that was attacked: where it came from, what came back, and how far to trust it."""
+"""One update that was attacked: what came back, and how far to trust it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from spear.errors import InvalidOption
 from spear.inversion import Inversion, Outcome
 from spear.judge import Cause, Proof
-from spear.update import LayerUpdate
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,28 @@ class ImageFormat:
         if not all(map(math.isfinite, self.mean)):
             raise InvalidOption(f"expected a finite mean, got {self.mean}")
 
+    @staticmethod
+    def of(
+        shape: Sequence[int],
+        mean: float | Sequence[float] = 0.0,
+        std: float | Sequence[float] = 1.0,
+    ) -> ImageFormat:
+        """The same from numbers or sequences; a shape of two is that of grey pictures.
+
+        >>> ImageFormat.of([28, 28], 0.5, 0.25)
+        ImageFormat(shape=(1, 28, 28), mean=(0.5,), std=(0.25,))
+        """
+        sizes = (1, *shape) if len(shape) == 2 else tuple(shape)
+        means, stds = ((m,) if isinstance(m, int | float) else tuple(m) for m in (mean, std))
+        return ImageFormat(sizes, means, stds)  # type: ignore[arg-type]  # it checks their number
+
     @property
     def inputs(self) -> int:
         channels, height, width = self.shape
         return channels * height * width
 
     def fits(self, inputs: Tensor) -> None:
-        """Raise unless the inputs (k, n) are as many as the pictures have values."""
+        """Raise unless the inputs (k, n) have as many values as the pictures."""
         if inputs.ndim != 2 or inputs.shape[1] != self.inputs:
             raise InvalidOption(
                 f"expected pictures of {' x '.join(map(str, self.shape))} = {self.inputs} values, "
@@ -65,7 +79,7 @@ class ImageFormat:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What the client really held, where an audit knows it."""
+    """What the client held, where the auditor knows it."""
 
     names: tuple[str, ...] = field(repr=False)  # (b,)
     inputs: Tensor | None = field(repr=False)  # (b, n); None in a redacted report
@@ -90,7 +104,7 @@ class Truth:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What one update gave away. Its fields are those of `Inversion`; see there."""
+    """What one update gave away. Fields not described here are those of `Inversion`."""
 
     name: str
     """Of the update: a file, a client, a round."""
@@ -112,9 +126,9 @@ class Finding:
     image_format: ImageFormat | None = field(default=None, metadata={"json": "look"})
     truth: Truth | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
-    """What was assumed, or seen beside the attack, in sentences."""
+    """What was assumed or noticed, in sentences."""
     activations: bool = False
-    """Are these inputs of an inner layer, computed from the data, and not the data?"""
+    """Are these inputs of an inner layer, rather than the data?"""
     cause: Cause | None = None
     """The reason as a value; None in a report of schema 1, which had none."""
     assumptions: tuple[str, ...] = ()
@@ -128,6 +142,8 @@ class Finding:
             if part is not None
             and (len(part) != self.recovered or (isinstance(part, Tensor) and part.ndim != axes))
         ]
+        if self.batch_size is not None and self.batch_size < 0:
+            problems.append(f"expected a batch size of 0 or more, got {self.batch_size}")
         if problems:
             raise InvalidOption("; ".join(problems))
         true = self.truth.inputs if self.truth else None
@@ -154,7 +170,6 @@ class Finding:
     def of(
         result: Inversion,
         name: str,
-        view: LayerUpdate,
         *,
         image_format: ImageFormat | None = None,
         truth: Truth | None = None,
@@ -164,7 +179,7 @@ class Finding:
         errors = result.predicted_error
         return Finding(
             name=name,
-            layer=view.choice,
+            layer=result.layer,
             outcome=result.outcome,
             proof=result.proof,
             reason=result.reason,
@@ -179,7 +194,7 @@ class Finding:
             image_format=image_format,
             truth=truth,
             notes=tuple(notes),
-            activations=not view.reads_data,
+            activations=not result.reads_data,
             cause=result.cause,
             assumptions=result.assumptions,
             details=result.details,
@@ -187,7 +202,7 @@ class Finding:
 
     @staticmethod
     def not_attacked(name: str, why: str, notes: Sequence[str] = ()) -> Finding:
-        """An update with nothing in it that could be attacked, and why."""
+        """An update that could not be attacked, and why."""
         return Finding(
             name=name,
             layer="no layer was attacked",
@@ -218,17 +233,14 @@ class Finding:
 
     @property
     def is_likely(self) -> bool:
-        """Are these samples that fit the update, most likely exact, and only not proved?"""
+        """Do these samples fit the update, and only lack a proof?"""
         return self.outcome is Outcome.APPROXIMATE and not any(self.approximate)
 
     @property
     def headline(self) -> str:
-        """What it gave away, in one sentence without a verdict's name."""
-        what = (
-            "inputs of an inner layer (activations, not the data)"
-            if self.activations
-            else "samples"
-        )
+        """What it gave away, in one sentence."""
+        inner = "inputs of an inner layer (activations, not the data)"
+        what = inner if self.activations else "samples"
         size = "an unknown number of" if self.batch_size is None else str(self.batch_size)
         some = f"{self.recovered} of {size} {what}"
         if self.outcome is Outcome.EXACT:
@@ -252,7 +264,7 @@ class Finding:
         return any(part is not None and part.numel() for part in parts)
 
     def redacted(self) -> Finding:
-        """The same without anything that was recovered, the truth's data and the folders of files."""
+        """The same without recovered data, the truth's data and the folders of files."""
         from spear.report.redaction import without_folders
 
         truth = self.truth and dataclasses.replace(
@@ -261,7 +273,7 @@ class Finding:
             inputs=None,
             labels=None,
         )
-        parts = ("name", "reason", "notes", "details")
+        parts = ("name", "layer", "reason", "notes", "details")
         words = {part: without_folders(getattr(self, part)) for part in parts}
         return dataclasses.replace(self, inputs=None, labels=None, truth=truth, **words)
 

@@ -1,4 +1,4 @@
-"""From files to a report: what `spear invert` does, for those who would rather call it."""
+"""From files to a report: `spear invert` as a function."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from spear.report.finding import Finding, ImageFormat
 from spear.report.report import Report
 from spear.report.truth import compare, read_batch
 
-# What became of a model that was only recognised from its weights.
+# What the verdict says about a model that was recognised from its weights alone.
 _GUESS = {
     Proof.REPLAY: "The replay confirms that it is one.",
     Proof.PATTERN: (
-        "Such a model does not reproduce the update: what follows the layer, or the loss, is another. "
-        "The layer alone was judged; give the model (and the loss) for a proof by replay and for "
-        "labels."
+        "Such a model does not reproduce the update: the later layers or the loss differ. Only the "
+        "layer was judged; give the model (and the loss) for a proof by replay and for labels."
     ),
     Proof.NONE: (
-        "Nothing confirms that: with another activation than ReLU, dropout or normalisation this says "
-        "little. Give the model."
+        "Nothing confirms that: if the model has dropout, normalisation or another activation than "
+        "ReLU, this verdict says little. Give the model."
     ),
 }
 _OTHER_BATCH = (
-    "Samples that are proved differ from every sample of the truth that was given: is it the batch of "
-    "this very update? If it is, please report a wrong verdict."
+    "Proved samples differ from every sample of the truth that was given. Is that the batch of this "
+    "very update? If so, please report a wrong verdict."
 )
 
 
@@ -61,12 +60,11 @@ def invert_files(
     try:
         view = observe_files(files)
     except NothingToAttack as error:
-        finding = Finding.not_attacked(name, str(error))
-        return _report(finding, settings, began)
+        found = Finding.not_attacked(name, str(error))
+        title = f"What {name} gives away"
+        return Report.new("inversion", title, found.headline, [found], settings=settings)
     if image_format is not None:
-        image_format.pictures(
-            torch.zeros(0, view.inputs)
-        )  # a shape that does not fit is told at once
+        image_format.fits(torch.empty(0, view.inputs))  # told before the attack
     batch = None if truth is None else read_batch(truth)
     if batch is not None and batch[0].shape[1] != view.inputs:
         raise InvalidFile(
@@ -85,16 +83,12 @@ def invert_files(
         for sure, decibel in zip(result.certified.tolist(), known.psnr, strict=True)
     ):
         notes = (*notes, _OTHER_BATCH)
-    finding = Finding.of(result, name, view, image_format=image_format, truth=known, notes=notes)
-    return _report(finding, settings, began)
-
-
-def _report(finding: Finding, settings: Mapping[str, Any] | None, began: float) -> Report:
-    return Report.new(
-        "inversion",
-        f"What {finding.name} gives away",
-        finding.headline,
-        [finding],
+    return Report.of(
+        result,
+        name,
+        image_format=image_format,
+        truth=known,
+        notes=notes,
         settings=settings,
         seconds=time.monotonic() - began,
     )

@@ -6,7 +6,6 @@ import base64
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -27,7 +26,7 @@ def render(report: Report) -> str:
     style, script = _asset("page.css"), _asset("page.js")
     budget = evidence.PictureBudget()
     chosen = dict.fromkeys(_worst(report.findings))
-    shown = [_shown(i + 1, report.findings[i], budget) for i in chosen]
+    shown = [Shown(i + 1, report.findings[i], budget) for i in chosen]
     text = (
         _environment()
         .get_template("page.html.j2")
@@ -58,57 +57,28 @@ def render(report: Report) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-@dataclass(frozen=True)
 class Shown:
-    """A finding with all that its part of the page draws."""
+    """A finding with everything that its part of the page shows."""
 
-    number: int
-    finding: Finding
-    name: str  # of its outcome
-    layer: str
-    other_layers: list[str]  # why it was not these
-    samples: int
-    cards: list[evidence.Card]
-    values: list[tuple[evidence.Sample, list[evidence.Line]]]
-    columns: int  # of the values shown
-    hidden_columns: int
-    certificates: Table
-    stages: list[tuple[str, float]]
-    counts: list[tuple[str, int]]
-
-    @property
-    def drawn(self) -> int:
-        """Samples of which there is a picture or values."""
-        return len(self.cards) + len(self.values)
-
-    @property
-    def longest(self) -> float:
-        return max((value for _, value in self.stages), default=0.0) or 1.0
-
-
-def _shown(number: int, finding: Finding, budget: evidence.PictureBudget) -> Shown:
-    samples = evidence.samples(finding)
-    layer, *others = finding.layer.splitlines() or [words.NONE]
-    width = 0 if finding.inputs is None else finding.inputs.shape[1]
-    return Shown(
-        number,
-        finding,
-        words.outcome_of(finding),
-        layer,
-        others,
-        len(samples),
-        evidence.cards(finding, samples, budget),
-        evidence.values(finding, samples),
-        min(width, evidence.MOST_COLUMNS),
-        max(0, width - evidence.MOST_COLUMNS),
-        evidence.certificates(finding, samples),
-        evidence.stages(finding),
-        evidence.counts(finding),
-    )
+    def __init__(self, number: int, finding: Finding, budget: evidence.PictureBudget) -> None:
+        samples = evidence.samples(finding)
+        width = 0 if finding.inputs is None else finding.inputs.shape[1]
+        self.number, self.finding = number, finding
+        self.name = words.outcome_of(finding)
+        self.layer, *self.other_layers = finding.layer.splitlines() or [words.NONE]
+        self.samples = len(samples)
+        self.cards = evidence.cards(finding, samples, budget)
+        self.values = evidence.values(finding, samples)
+        self.drawn = len(self.cards) + len(self.values)  # samples with a picture or values
+        self.columns = min(width, evidence.MOST_COLUMNS)
+        self.hidden_columns = width - self.columns
+        self.certificates = evidence.certificates(finding, samples)
+        self.stages, self.counts = evidence.stages(finding), evidence.counts(finding)
+        self.longest = max((value for _, value in self.stages), default=0.0) or 1.0
 
 
 def _worst(findings: Sequence[Finding]) -> list[int]:
-    """Which of them are shown one by one, in their order: all, unless they are too many."""
+    """Which findings are shown one by one, in their order: all, or the worst of too many."""
     order = sorted(range(len(findings)), key=lambda i: -SEVERITY.index(findings[i].outcome))
     return sorted(order[: evidence.MOST_FINDINGS])
 
@@ -120,14 +90,14 @@ def _heading(report: Report) -> str:
 
 
 def _tally(findings: Sequence[Finding]) -> list[tuple[str, str, int]]:
-    """How many updates ended how, the worst first."""
+    """The number of updates with each outcome, the worst first."""
     counts = Counter((words.outcome_of(finding), finding.outcome) for finding in findings)
     worst_first = sorted(counts, key=lambda pair: -SEVERITY.index(pair[1]))
     return [(outcome.value, name.lower(), counts[name, outcome]) for name, outcome in worst_first]
 
 
 def _figures(report: Report) -> list[tuple[str, str]]:
-    """The few numbers that stand beside the verdict."""
+    """The numbers beside the verdict."""
     figures, findings = [], report.findings
     if findings and report.overall is None:
         sizes = [finding.batch_size for finding in findings]
@@ -179,7 +149,7 @@ def _svg_uri(drawing: Drawing) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """What the browser may do: show pictures of this file, and run this script and no other."""
+    """Content security: the browser may show this file's pictures and run its one script."""
     hashes = (hashlib.sha256(part.encode()).digest() for part in (style, script))
     css, js = (base64.b64encode(digest).decode("ascii") for digest in hashes)
     return (

@@ -1,4 +1,4 @@
-"""One style for all plots: small, serif, without decoration, legible in print."""
+"""One style for all plots: small, serif, plain, legible in print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a redacted report says of the machine it was made on: names of files, and of no folder."""
+"""A redacted report keeps the names of files, and drops those of their folders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-# A path in words: from a root, a home or a drive, relative with dots, or folders that end in a file.
+# A path within a text: from a root, a home or a drive, with leading dots, or folders and a file.
 _PATH = re.compile(
     r"""(?<![\w/\\.~])
     (?: (?:[A-Za-z]:|~\w*|\.{1,2})?[/\\] [^\s'"(),;:=]*
@@ -17,7 +17,7 @@ _PATH = re.compile(
 
 
 def without_folders(value: Any) -> Any:
-    """The same with each path cut down to its last part; a line of command word by word.
+    """The same with each path cut to its last part; in a command line, word by word.
 
     >>> without_folders("the weights that /home/ann/nets.py:Net gave, and/or 3/4 of them")
     'the weights that nets.py:Net gave, and/or 3/4 of them'
@@ -41,7 +41,7 @@ def without_folders(value: Any) -> Any:
 def _command(line: str) -> str:
     try:
         words = shlex.split(line)
-    except ValueError:  # no command line, whatever its name says
+    except ValueError:  # not a command line after all
         return str(without_folders(line))
     return shlex.join(_word(word) for word in words)
 

@@ -1,4 +1,4 @@
-"""A report: the verdict first, then the evidence. The same for one file, a sweep and a federation."""
+"""A report, of one update, a sweep or a federation: the verdict first, then the evidence."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from spear.errors import InvalidOption
-from spear.inversion import Outcome
-from spear.report.finding import Finding
+from spear.inversion import Inversion, Outcome
+from spear.report.finding import Finding, ImageFormat, Truth
 
-# For the client, from mild to bad: what cannot be told may be worse than nothing recovered.
+# From mild to bad, for the client: "cannot tell" may turn out worse than "nothing recovered".
 SEVERITY = (
     Outcome.FAILED,
     Outcome.INCONCLUSIVE,
@@ -72,10 +72,10 @@ class Drawing:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Everything an audit came to, to show to others and to load back.
+    """The results of an audit, to show to others and to load back.
 
-    `save` writes it as JSON (`spear.load` reads that), `page` renders the HTML, `redacted` leaves
-    out everything that was recovered: a report with clients' data is itself a leak.
+    `save` writes JSON for `spear.load`, `save_page` one HTML file. `redacted` leaves out everything
+    that was recovered: a report with clients' data is itself a leak.
     """
 
     kind: str
@@ -88,7 +88,7 @@ class Report:
     tables: tuple[Table, ...] = ()
     drawings: tuple[Drawing, ...] = field(default=(), repr=False)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What to give to repeat it, as JSON has it; "command" is the command line."""
+    """How to repeat it, as JSON has it; "command" is the command line."""
     versions: Mapping[str, str] = field(default_factory=dict)
     created: str = ""
     """When, as ISO 8601 in UTC."""
@@ -96,7 +96,7 @@ class Report:
     """Of the whole run."""
     is_redacted: bool = False
     overall: Outcome | None = None
-    """What it came to altogether, where the findings are examples only."""
+    """The overall outcome, where the findings are only examples."""
 
     @staticmethod
     def new(
@@ -112,7 +112,7 @@ class Report:
         seconds: float | None = None,
         overall: Outcome | None = None,
     ) -> Report:
-        """A report of now, with the versions of what made it."""
+        """A report with the present time, and the versions of what made it."""
         import torch
 
         from spear.files import commit, versions
@@ -136,6 +136,25 @@ class Report:
             overall=overall,
         )
 
+    @staticmethod
+    def of(
+        result: Inversion,
+        name: str = "the update",
+        *,
+        title: str | None = None,
+        image_format: ImageFormat | None = None,
+        truth: Truth | None = None,
+        notes: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+        seconds: float | None = None,
+    ) -> Report:
+        """A report of one inversion."""
+        found = Finding.of(result, name, image_format=image_format, truth=truth, notes=notes)
+        title = title or f"What {name} gives away"
+        return Report.new(
+            "inversion", title, found.headline, [found], settings=settings, seconds=seconds
+        )
+
     @property
     def outcome(self) -> Outcome | None:
         """The worst that happened to any client; None where nothing was attacked."""
@@ -145,7 +164,7 @@ class Report:
         return max(outcomes, key=SEVERITY.index) if outcomes else None
 
     def redacted(self) -> Report:
-        """The same without recovered data, originals, labels and the folders where files were."""
+        """The same without recovered data, originals, labels and the folders of files."""
         from spear.report.redaction import without_folders
 
         return dataclasses.replace(
@@ -157,19 +176,19 @@ class Report:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON, readable by its owner only: it holds what was recovered."""
+        """Write it as JSON, readable only by its owner: it holds what was recovered."""
         from spear.files import write_private
 
         write_private(Path(path), self.json().encode())
 
     def json(self) -> str:
-        """It as JSON text."""
+        """The report as JSON text."""
         from spear.report.document import dump
 
         return dump(self)
 
     def save_page(self, path: str | Path) -> None:
-        """Write it as one HTML file that needs nothing else, readable by its owner only."""
+        """Write it as one HTML file that needs nothing else, readable only by its owner."""
         from spear.files import write_private
 
         write_private(Path(path), self.page().encode())
@@ -179,3 +198,9 @@ class Report:
         from spear.report.page import render
 
         return render(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from spear.report.notebook import fragment
+
+        return fragment(self)

@@ -1,4 +1,4 @@
-"""Recovered samples as files: all of them as tensors, and as pictures where they are some."""
+"""Recovered samples as files: as tensors, and as pictures if they are pictures."""
 
 from __future__ import annotations
 

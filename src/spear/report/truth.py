@@ -1,4 +1,4 @@
-"""Ground truth beside a recovery, where whoever audits has it."""
+"""Ground truth beside a recovery, where the auditor has it."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def compare(
 ) -> Truth:
     """Which true sample each recovered one is, and how close.
 
-    PSNR is of pictures in [0, 1] where `image_format` says how to get there, else relative to the range
-    of the true inputs.
+    PSNR is of pictures in [0, 1] where there is an `image_format`, else relative to the range of the
+    true inputs.
 
     Args:
         recovered: (k, n).
@@ -62,19 +62,13 @@ def compare(
             f"{inputs.shape[1]}"
         )
     if image_format is not None:
-        found, true = (
-            image_format.pictures(recovered).flatten(1),
-            image_format.pictures(inputs).flatten(1),
-        )
+        found, true = (image_format.pictures(rows).flatten(1) for rows in (recovered, inputs))
     else:
         true = inputs.double()
         span = float(true.max() - true.min()) or 1.0
         found, true = recovered.double() / span, true / span
     pairs = assign(found, true)
-    index, decibels = (
-        [-1] * len(found),
-        [float("nan")] * len(found),
-    )  # of more than there were: none
+    index, decibels = [-1] * len(found), [float("nan")] * len(found)  # surplus samples match none
     scores = psnr(found[pairs.found], true[pairs.truth]).tolist()
     for i, j, decibel in zip(pairs.found.tolist(), pairs.truth.tolist(), scores, strict=True):
         index[i], decibels[i] = j, decibel

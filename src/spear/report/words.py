@@ -1,4 +1,4 @@
-"""What a page says in its own words: verdicts, proofs, and numbers as people read them."""
+"""The words of a page: verdicts, proofs, and numbers as people read them."""
 
 from __future__ import annotations
 
@@ -38,50 +38,31 @@ _RECOVERED = (Outcome.EXACT, Outcome.PARTIAL, Outcome.APPROXIMATE)
 ASSUMPTIONS = "Rests on, and could not be tested:"
 _LIKELY = "Recovered, not proved (likely exact)"
 _NO_GUARANTEE = (
-    "This is no guarantee: it is what one attack could not do with these settings. "
+    "This is no guarantee: one attack failed with these settings. "
     "Another attack, more time or another round may succeed."
 )
-_MEANINGS = {
+_MEANINGS = {  # {update} is the one that was attacked, or the worst of several
     Outcome.EXACT: (
-        "Whoever receives this update can read every sample in it. "
-        "For the client, sending the update was sending the data."
+        "Whoever receives {update} can read every sample in it. "
+        "For the client, sending it was sending the data."
     ),
     Outcome.PARTIAL: (
-        "Whoever receives this update can read these samples exactly. "
+        "Whoever receives {update} can read some of its samples exactly. "
         "The others may fall to more time or a better attack."
     ),
     Outcome.APPROXIMATE: (
-        "Whoever receives this update gets an approximation of the client's samples. "
-        "Nothing is proved, but data that can be recognised has leaked."
+        "Whoever receives {update} gets an approximation of the client's samples. "
+        "Nothing is proved, but recognisable data has leaked."
     ),
     Outcome.INCONCLUSIVE: (
-        "This says nothing, one way or the other: the update may give away every sample, or none. "
+        "This says nothing, one way or the other: {update} may give away every sample, or none. "
         "See why, below."
-    ),
-    Outcome.FAILED: f"None of the client's samples is known to have leaked. {_NO_GUARANTEE}",
-}
-_MEANINGS_OF_SEVERAL = {
-    Outcome.EXACT: (
-        "For at least one client, sending its update was sending its data: "
-        "whoever receives it can read every sample."
-    ),
-    Outcome.PARTIAL: (
-        "From at least one update, whoever receives it can read samples exactly. "
-        "The others may fall to more time or a better attack."
-    ),
-    Outcome.APPROXIMATE: (
-        "At least one update gives away an approximation of a client's samples. "
-        "Nothing is proved, but data that can be recognised has leaked."
-    ),
-    Outcome.INCONCLUSIVE: (
-        "No client's sample is known to have leaked, but of at least one update it cannot be told: it "
-        "may give away every sample, or none. See why, below."
     ),
     Outcome.FAILED: f"No client's sample is known to have leaked. {_NO_GUARANTEE}",
 }
 _ACTIVATIONS = (
-    "What came back are inputs of an inner layer, computed from the client's data by the layers before "
-    "it. The data follow as far as those can be inverted."
+    "What came back are inputs of an inner layer, which the layers before it computed from the "
+    "client's data. The data follow as far as those layers can be inverted."
 )
 _UNPROVED = (
     "Whoever receives this update most likely gets the client's samples: what came back fits the "
@@ -125,9 +106,7 @@ def verdict(report: Report) -> Headline:
         return Headline("partial", "Exposed", "Clients are exposed where it says so below.")
     if Level.PROTECTED in levels:
         return Headline("failed", "No opening found", _NO_GUARANTEE)
-    meaning = (
-        "What was measured holds for these settings and this attack, and is no guarantee beyond."
-    )
+    meaning = "These results hold for these settings and this attack, and are no guarantee beyond."
     return Headline("neutral", "Results", meaning)
 
 
@@ -139,8 +118,8 @@ def _of_findings(outcome: Outcome, findings: Sequence[Finding]) -> Headline:
         return Headline(outcome.value, name, _ACTIVATIONS)
     if likely:
         return Headline(outcome.value, name, _UNPROVED)
-    meanings = _MEANINGS_OF_SEVERAL if len(findings) > 1 else _MEANINGS
-    return Headline(outcome.value, name, meanings[outcome])
+    update = "the worst of these updates" if len(findings) > 1 else "this update"
+    return Headline(outcome.value, name, _MEANINGS[outcome].format(update=update))
 
 
 def cell(value: Cell) -> str:
@@ -176,7 +155,7 @@ def is_number(value: object) -> bool:
 
 
 def numeric_columns(rows: Sequence[Sequence[Cell]], columns: int) -> list[bool]:
-    """Which columns hold numbers only, and stand to the right."""
+    """Which columns hold only numbers, and are aligned to the right."""
     return [
         any(is_number(row[i]) for row in rows)
         and all(row[i] is None or is_number(row[i]) or row[i] != row[i] for row in rows)
@@ -185,7 +164,7 @@ def numeric_columns(rows: Sequence[Sequence[Cell]], columns: int) -> list[bool]:
 
 
 def decibel(value: float | None) -> str:
-    """A PSNR; 400 dB stands for equality bit by bit."""
+    """A PSNR; 400 dB stands for equal bits."""
     if value is None or not math.isfinite(value):
         return NONE
     if abs(value) >= PERFECT_DB:
@@ -220,7 +199,7 @@ def setting(value: Any) -> str:
 
 
 def count(amount: int, one: str, many: str | None = None) -> str:
-    """So many of them.
+    """An amount with its noun.
 
     >>> count(1, "sample"), count(20, "sample")
     ('1 sample', '20 samples')

@@ -143,9 +143,7 @@ def finding(attacked: Attacked, name: str, notes: tuple[str, ...]) -> Finding:
         tuple(decibels),
     )
     image_format = data.image_format if attacked.shows_data else None
-    return Finding.of(
-        attacked.result, name, attacked.view, image_format=image_format, truth=truth, notes=notes
-    )
+    return Finding.of(attacked.result, name, image_format=image_format, truth=truth, notes=notes)
 
 
 def _layer_inputs(model: nn.Module, layer: str | None, inputs: Tensor) -> Tensor:

@@ -102,7 +102,6 @@ class DemoRun:
         finding = Finding.of(
             self.result,
             "One client's gradient",
-            self.view,
             image_format=image_format,
             truth=truth,
             notes=notes,

@@ -262,9 +262,7 @@ class Examiner:
             words.append(f"the layer's {view.inputs} inputs are no pictures of {shape}")
         truth, uncompared = compared(result.inputs, private, image_format)
         words += uncompared
-        return Finding.of(
-            result, name, view, image_format=shown, truth=truth, notes=[*notes, *words]
-        )
+        return Finding.of(result, name, image_format=shown, truth=truth, notes=[*notes, *words])
 
     def unaudited(
         self, name: str, error: Exception, notes: Sequence[str] = (), seconds: float = 0.0

@@ -3,37 +3,7 @@
   const root = document.documentElement;
   root.classList.add("js");
 
-  // A page opened from disk may have no storage: the theme is then remembered until it is closed.
-  const stored = (value) => {
-    try {
-      if (value) localStorage.setItem("spear-theme", value);
-      return localStorage.getItem("spear-theme");
-    } catch {
-      return null;
-    }
-  };
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
-  const before = stored();
-  if (before === "dark" || before === "light") root.dataset.theme = before;
-
   const byId = (id) => document.getElementById(id);
-
-  const watchTheme = () => {
-    const button = byId("theme");
-    const name = button.querySelector("span");
-    const tell = () => {
-      name.textContent = isDark() ? "Light" : "Dark";
-      button.setAttribute("aria-label", isDark() ? "Use light colours" : "Use dark colours");
-    };
-    button.addEventListener("click", () => {
-      root.dataset.theme = isDark() ? "light" : "dark";
-      stored(root.dataset.theme);
-      tell();
-    });
-    dark.addEventListener("change", tell);
-    tell();
-  };
 
   const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
   const leading = /^\s*[<>≤≥~≈]?\s*([-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)/i;
@@ -183,26 +153,9 @@
     });
   };
 
-  const watchCopy = () => {
-    const button = byId("copy");
-    if (!button) return;
-    const select = () => getSelection().selectAllChildren(byId("command"));
-    button.addEventListener("click", async () => {
-      try {
-        await navigator.clipboard.writeText(byId("command").textContent);
-        button.textContent = "Copied";
-      } catch {
-        select(); // no clipboard for pages from disk: what is marked can be copied by hand
-        button.textContent = "Marked";
-      }
-    });
-  };
-
   document.addEventListener("DOMContentLoaded", () => {
-    watchTheme();
     watchTables();
     watchDetails();
     watchPictures();
-    watchCopy();
   });
 })();
