@@ -165,14 +165,16 @@ def _fields(kind: type) -> dict[str, tuple[str, Any]]:
 
 
 def _dataclass(kind: type, content: Any) -> Any:
-    """A dataclass from a mapping that has its fields, and no others."""
+    """A dataclass from a mapping that has its fields, and no others; later ones may be missing."""
     fields = _fields(kind)
     missing, unknown = fields.keys() - _of(dict, content).keys(), content.keys() - fields.keys()
-    if missing:
+    added = {f.name for f in dataclasses.fields(kind) if "added" in f.metadata}
+    if missing - added:
         raise KeyError(f"{kind.__name__} without {', '.join(sorted(missing))}")
     if unknown:
         raise ValueError(f"unknown fields {', '.join(map(repr, sorted(unknown)[:5]))}")
-    return kind(**{own: _value(type_, content[name]) for name, (own, type_) in fields.items()})
+    given = {name: pair for name, pair in fields.items() if name in content}
+    return kind(**{own: _value(type_, content[name]) for name, (own, type_) in given.items()})
 
 
 def _value(kind: Any, content: Any) -> Any:

@@ -133,7 +133,8 @@ class Finding:
     """The reason as a value; None in a report of schema 1, which had none."""
     assumptions: tuple[str, ...] = ()
     """What the verdict rests on and could not test, in plain words."""
-    details: tuple[str, ...] = ()
+    details: tuple[str, ...] = field(default=(), metadata={"added": "after the schema"})
+    """What else was seen."""
 
     def __post_init__(self) -> None:
         problems = [
