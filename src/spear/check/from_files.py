@@ -7,10 +7,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from spear.check.checks import check_protocol
-from spear.check.conclusion import Preflight
-from spear.check.exposure import Exposure
-from spear.check.protocol_checks import NEURONS_PER_SAMPLE
+from spear.check.checks import NEURONS_PER_SAMPLE, Playing, check_protocol
+from spear.check.conclusion import Exposure, Preflight
 from spear.errors import Declined, InvalidFile, InvalidOption
 from spear.federated import Privacy
 from spear.files import (
@@ -71,32 +69,33 @@ def check_files(
     files: CheckFiles,
     *,
     layer: str | None = None,
-    input_shape: tuple[int, ...] | None = None,
     protocol: Protocol | None = None,
     privacy: Privacy | None = None,
+    playing: Playing | None = None,
 ) -> Preflight:
     """The preflight of what lies on disk.
 
     Args:
         files: where it is.
         layer: the layer to judge.
-        input_shape: of one input, for the rehearsal on made-up inputs; guessed unless given.
         protocol: what clients do, as far as it is known. What they send is told by the file.
         privacy: what epsilon is counted for.
+        playing: how to rehearse.
     """
     protocol, privacy = protocol or Protocol(), privacy or Privacy()
+    playing = playing or Playing()
     if files.sends is not None:
-        return _with_update(files, layer, protocol, privacy)
+        return _with_update(files, layer, protocol, privacy, playing)
     if files.model is not None:
         model = _in_mode(_built(files), files.mode)
-        return check_protocol(model, protocol, privacy, layer=layer, input_shape=input_shape)
+        return check_protocol(model, protocol, privacy, layer=layer, playing=playing)
     assert files.weights is not None
     weights, _ = named(read_tensors(files.weights), {})
     like(weights, weights, files.weights)  # NaN is told
     recognised = plain_mlp(weights)
     if isinstance(recognised, Declined):
         return _by_shapes(weights, recognised.reason)
-    found = check_protocol(recognised, protocol, privacy, layer=layer, input_shape=input_shape)
+    found = check_protocol(recognised, protocol, privacy, layer=layer, playing=playing)
     return _assuming(found, _MLP)
 
 
@@ -108,7 +107,7 @@ _MLP = (
 
 
 def _with_update(
-    files: CheckFiles, layer: str | None, protocol: Protocol, privacy: Privacy
+    files: CheckFiles, layer: str | None, protocol: Protocol, privacy: Privacy, playing: Playing
 ) -> Preflight:
     view = observe_files(
         UpdateFiles(
@@ -122,7 +121,7 @@ def _with_update(
         )
     )
     model = None if view.model is None else _in_mode(view.model, files.mode)
-    found = check_protocol(model, view.protocol, privacy, update=view, layer=layer)
+    found = check_protocol(model, view.protocol, privacy, update=view, layer=layer, playing=playing)
     return _assuming(found, *view.notes)
 
 

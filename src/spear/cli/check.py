@@ -1,4 +1,4 @@
-"""`spear check`: before any attack, is this model with this protocol exposed?"""
+"""`spear check`: is this model with this protocol exposed? A rehearsal on made-up data says so."""
 
 from __future__ import annotations
 
@@ -7,38 +7,33 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from spear.check import CheckFiles, Exposure, Preflight, check_files
 from spear.cli import options as told
 from spear.cli.console import PlainConsole
-from spear.cli.output_files import apart, writable, write
 from spear.errors import InvalidOption
-from spear.federated import Privacy
-from spear.report import Level
-from spear.report import Table as Rows
-from spear.update import Protocol
 
-EXIT = {Exposure.NOT_EXPOSED: 0, Exposure.PARTLY: 10, Exposure.UNKNOWN: 10, Exposure.EXPOSED: 20}
-_COLOURS = {
-    Exposure.EXPOSED: "red",
-    Exposure.PARTLY: "yellow",
-    Exposure.UNKNOWN: "yellow",
-    Exposure.NOT_EXPOSED: "green",
+if TYPE_CHECKING:
+    from spear.check import Preflight
+
+EXIT = {"not exposed": 0, "partly exposed": 10, "unknown": 10, "exposed": 20}
+_COLOURS = {0: "green", 10: "yellow", 20: "red"}  # by exit code
+_NEXT = {
+    0: "spear audit measures it on data like yours, and utility beside it.",
+    10: "spear audit measures on data like yours where leakage starts and stops.",
+    20: "spear audit measures which batch sizes, noise or aggregation stop it, and what they cost.",
 }
 _GROUPS = {
-    Level.EXPOSED: ("red", "What exposes it"),
-    Level.PROTECTED: ("green", "What stands in the way"),
-    Level.NOTE: ("dim", "Good to know"),
+    "exposed": ("red", "What exposes it"),
+    "protected": ("green", "What stands in the way"),
+    "note": ("dim", "Good to know"),
 }
 _WHAT, _WRITE = "What to judge", "What to write"
 _MOST_INPUTS = 10**8  # of one sample
-_WIDE = 1000  # characters of a line that no terminal folds
 
 EPILOG = """Examples:
 
@@ -68,7 +63,7 @@ def check(
     update: Annotated[
         Path | None,
         typer.Option(
-            help="Gradients one client sent: size, spectrum and noise are read off.",
+            help="Gradients one client sent: these are inverted, nothing is rehearsed.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -86,6 +81,14 @@ def check(
     shape: Annotated[
         str | None,
         typer.Option(help="Of one input: 3x32x32, or 784.", rich_help_panel=_WHAT),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Made-up data: photos, pixels (in [0, 1]), drawings, table or numbers; all that fit "
+            "unless given.",
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     mode: Annotated[
         str | None,
@@ -114,6 +117,7 @@ def check(
     delta: told.Delta = 1e-5,
     dataset_size: told.DatasetSize = None,
     steps: told.Steps = 1,
+    max_seconds: Annotated[float, typer.Option(help="Of one search.", min=0.1)] = 10.0,
     json: Annotated[
         Path | None,
         typer.Option(
@@ -125,7 +129,12 @@ def check(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
 ) -> None:
-    """Say, before any attack, whether a model and a protocol are exposed, and why or why not."""
+    """Rehearse an attack with made-up data, and say whether a model and a protocol are exposed."""
+    from spear.check import CheckFiles, Playing, check_files
+    from spear.cli.output_files import apart, writable, write
+    from spear.federated import Privacy
+    from spear.update import Protocol
+
     files = CheckFiles(model, weights, update, after, difference, mode)
     words: dict[str, Any] = {
         "samples": samples,
@@ -155,9 +164,14 @@ def check(
         writable(path, weights, update, after, difference)
     apart(json, report)
     began = time.monotonic()
-    found = check_files(
-        files, layer=layer, input_shape=input_shape, protocol=protocol, privacy=privacy
+    status = PlainConsole(stderr=True)
+    playing = Playing(
+        input_shape,
+        data,
+        max_seconds,
+        tell=lambda words: None if quiet else status.print(f"[dim]{escape(words)} ...[/dim]"),
     )
+    found = check_files(files, layer=layer, protocol=protocol, privacy=privacy, playing=playing)
     seconds = time.monotonic() - began
     console = PlainConsole(stderr=str(json) == "-")
     _show(console, found, quiet)
@@ -166,7 +180,7 @@ def check(
     made = found.report(f"Is {name} exposed?", settings={"command": command}, seconds=seconds)
     for path in write(made, json, report):
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
-    raise typer.Exit(EXIT[found.verdict])
+    raise typer.Exit(EXIT[found.verdict.value])
 
 
 def _sizes(shape: str) -> tuple[int, ...]:
@@ -181,29 +195,16 @@ def _sizes(shape: str) -> tuple[int, ...]:
 
 def _show(console: Console, found: Preflight, quiet: bool) -> None:
     verdict, _, rest = found.headline.partition(":")
-    colour = _COLOURS[found.verdict]
+    code = EXIT[found.verdict.value]
+    colour = _COLOURS[code]
     console.print(f"[b {colour}]{escape(verdict)}[/b {colour}]:{escape(rest)}", soft_wrap=True)
     if quiet:
         return
     for level, (tint, title) in _GROUPS.items():
-        own = [remark for remark in found.remarks if remark.level is level]
+        own = [remark for remark in found.remarks if remark.level.value == level]
         if own:
             console.print(f"\n[b]{title}[/b]")
         for remark in own:
             words = f"  [{tint}]{escape(remark.subject)}[/{tint}]: {escape(remark.words)}"
             console.print(words, soft_wrap=True)
-    # Lines are folded for terminals only.
-    wide = console if console.is_terminal else PlainConsole(file=console.file, width=_WIDE)
-    for table in (found.predictions.table(), found.layers):
-        if table.rows:
-            wide.print()
-            wide.print(_drawn(table))
-
-
-def _drawn(rows: Rows) -> Table:
-    table = Table(*rows.columns, title=rows.title, title_justify="left")
-    for column in table.columns:
-        column.overflow = "fold"  # rather than cut off
-    for row in rows.rows:
-        table.add_row(*(escape("" if cell is None else str(cell)) for cell in row))
-    return table
+    console.print(f"\n[b]What to do[/b]\n  {_NEXT[code]}", soft_wrap=True)

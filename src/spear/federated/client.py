@@ -60,7 +60,9 @@ def clipped_gradient(
         else:
             factors = (protocol.clip / math.sqrt(len(own)) / norms).clamp_max(1.0)
         for (name, g), factor in zip(own.items(), factors, strict=True):
-            total[name] = total.get(name, 0) + factor.nan_to_num(1.0) * g  # a norm of 0 clips nothing
+            total[name] = (
+                total.get(name, 0) + factor.nan_to_num(1.0) * g
+            )  # a norm of 0 clips nothing
     parts = len(inputs) if protocol.reduction == "mean" else 1
     return {name: g / parts for name, g in total.items()}
 
@@ -187,7 +189,8 @@ def _optimiser(protocol: Protocol, parameters: list[nn.Parameter]) -> torch.opti
     optimiser = known[protocol.optimizer.lower()](parameters, lr=protocol.rate)
     assert isinstance(optimiser, torch.optim.Optimizer)
     for group in optimiser.param_groups:
-        group |= {name: getattr(protocol, name) for name in protocol.given(*group) if name != "lr"}
+        told = protocol.given("momentum", "weight_decay")
+        group |= {name: getattr(protocol, name) for name in told if name in group}
     return optimiser
 
 
