@@ -1,16 +1,16 @@
-"""How well `spear check` foresees: its rehearsals on made-up data beside inversions of real data.
+"""How well `spear check` foresees: rehearsals on made-up data beside inversions of real data.
 
-    SPEAR_DATA=... python benchmarks/preflight.py --seeds 2 --rows benchmarks/rows/preflight.jsonl
-    python benchmarks/preflight.py --table --rows benchmarks/rows/preflight.jsonl
+    SPEAR_DATA=... python benchmarks/preflight.py benchmarks/rows/preflight.jsonl [seeds]
 
-Every row is one batch of 20, six layers of width 200, one thread, 20 seconds a search.
+Every row is one batch of 20, six layers of width 200, one thread, 20 seconds a search. Rows that are
+there already are not measured again; the table is drawn from all of them.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -39,8 +39,7 @@ def trial(name: str, setting: str, seed: int) -> dict:
     """One batch of real data, and the rehearsal of it."""
     loaded = getattr(data, name.split(maxsplit=1)[0])(Path(os.environ["SPEAR_DATA"]))
     drawn = torch.randperm(len(loaded), generator=torch.Generator().manual_seed(seed))[:B].tolist()
-    raw = {"normalise": False} if "[0, 1]" in name else {}
-    x, y = loaded.batch(drawn, **raw)
+    x, y = loaded.batch(drawn, **({"normalise": False} if "[0, 1]" in name else {}))
     x, model = x.float(), mlp(x.shape[1], 2 if name == "adult" else 10, width=M, seed=seed)
     protocol = Protocol.of(samples=B, **SETTINGS[setting])
     protocol = resolved(protocol, noise_of(protocol, Privacy()).sigma)
@@ -48,53 +47,46 @@ def trial(name: str, setting: str, seed: int) -> dict:
     foreseen = stage.rehearse(KINDS[DATA[name]], max_seconds=20, seed=seed).score
     options = {"loss": torch.nn.functional.cross_entropy}
     sent = send(model, [(x, y)], protocol, generator=torch.Generator().manual_seed(seed), **options)
-    came = compare(invert(sent.view(model), max_seconds=20).inputs, x)
-    return {"data": name, "setting": setting, "seed": seed} | {
-        f"{kind}{key}": value
-        for kind, score in (("foreseen", foreseen), ("real", came))
-        for key, value in (("", score.recovery.value), ("_samples", score.recovered))
-    }
+    real = compare(invert(sent.view(model), max_seconds=20).inputs, x)
+    told = {"data": name, "setting": setting, "seed": seed}
+    scores = {"foreseen": foreseen, "real": real}
+    told |= {name: [score.recovery.value, score.recovered] for name, score in scores.items()}
+    return {**told, "error": real.error}
 
 
 def table(rows: list[dict]) -> str:
-    """What was foreseen and what came back of each batch, and how often that was the same."""
+    """What was foreseen and what came back of each batch, and how often both were of one class."""
     kinds = list(dict.fromkeys(row["data"] for row in rows))
     lines = [f"| setting | {' | '.join(kinds)} |", "|---" * (1 + len(kinds)) + "|"]
     for setting in dict.fromkeys(row["setting"] for row in rows):
         cells = []
         for kind in kinds:
             own = [row for row in rows if (row["setting"], row["data"]) == (setting, kind)]
-            foreseen, real = ([_word(row, key) for row in own] for key in ("foreseen", "real"))
-            cells.append(f"{', '.join(foreseen)} → {', '.join(real)}")
+            cells.append(
+                "; ".join(f"{_said(row['foreseen'])} → {_said(row['real'])}" for row in own)
+            )
         lines.append(f"| {setting} | {' | '.join(cells)} |")
-    right = [
-        f"{kind}: {sum(row['foreseen'] == row['real'] for row in own)} of {len(own)}"
-        for kind in kinds
-        if (own := [row for row in rows if row["data"] == kind])
-    ]
-    return "\n".join(lines) + f"\n\nClass right: {'; '.join(right)}."
+    right = []
+    for kind in kinds:
+        own = [row for row in rows if row["data"] == kind]
+        right.append(f"{kind} {sum(r['foreseen'][0] == r['real'][0] for r in own)} of {len(own)}")
+    return "\n".join(lines) + f"\n\nClass right: {', '.join(right)}."
 
 
-def _word(row: dict, key: str) -> str:
-    return f"{row[f'{key}_samples']} of {B}" if row[key] == "some" else row[key]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--table", action="store_true", help="draw only")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if not options.table:
-        with options.rows.open("w", encoding="utf-8") as file:
-            for name in DATA:
-                for setting in SETTINGS:
-                    for seed in range(options.seeds):
-                        file.write(json.dumps(trial(name, setting, seed)) + "\n")
-                        file.flush()
-    print(table([json.loads(line) for line in options.rows.read_text().splitlines()]))
+def _said(score: list) -> str:
+    return f"{score[1]} of {B}" if score[0] == "some" else score[0]
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    path, seeds = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    path.touch()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    done = {(row["data"], row["setting"], row["seed"]) for row in rows}
+    wanted = [(name, s, seed) for seed in range(seeds) for s in SETTINGS for name in DATA]
+    for case in wanted:
+        if case not in done:
+            rows.append(trial(*case))
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    print(table(rows))

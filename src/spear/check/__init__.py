@@ -1,6 +1,6 @@
 """Before any attack: what a model and a protocol expose, by a rehearsal on made-up data."""
 
-from spear.check.checks import Playing, preflight
+from spear.check.checks import preflight
 from spear.check.conclusion import Exposure, Preflight
 from spear.check.from_files import CheckFiles, check_files
 from spear.check.rehearsal import Recovery, compare
@@ -8,7 +8,6 @@ from spear.check.rehearsal import Recovery, compare
 __all__ = [
     "CheckFiles",
     "Exposure",
-    "Playing",
     "Preflight",
     "Recovery",
     "check_files",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -11,8 +11,8 @@ from torch import nn
 from spear.check import model_checks
 from spear.check.conclusion import Check, Exposure, Preflight, concluded
 from spear.check.made_up import kinds_for
-from spear.check.model_structure import LayerView, ModelStructure, examine
-from spear.check.rehearsal import Recovery, Rehearsal, Stage, prepare
+from spear.check.model_structure import LayerView, ModelStructure, examine, hand_made
+from spear.check.rehearsal import Recovery, Rehearsal, Stage, TooLarge, prepare
 from spear.errors import Declined, InvalidOption
 from spear.federated import Privacy, noise_of, resolved
 from spear.inversion import Outcome, invert
@@ -32,23 +32,6 @@ _VERDICTS = {
 }
 
 
-@dataclass(frozen=True)
-class Playing:
-    """How to rehearse.
-
-    Args:
-        shape: of one input; guessed unless given.
-        data: photos, pixels, drawings, table or numbers; all kinds that fit the shape unless given.
-        max_seconds: of one search.
-        tell: called with what is being done.
-    """
-
-    shape: tuple[int, ...] | None = None
-    data: str | None = None
-    max_seconds: float = 10.0
-    tell: Callable[[str], None] = lambda words: None
-
-
 def preflight(
     model: nn.Module | None,
     *,
@@ -56,7 +39,8 @@ def preflight(
     layer: str | None = None,
     input_shape: tuple[int, ...] | None = None,
     data: str | None = None,
-    max_seconds: float = Playing.max_seconds,
+    max_seconds: float = 10.0,
+    tell: Callable[[str], None] = lambda words: None,
     protocol: Protocol | None = None,
     privacy: Privacy | None = None,
     **told: Any,
@@ -68,8 +52,9 @@ def preflight(
         update: one update, if there is one: it is inverted instead.
         layer: judge this layer; without it, the one an attack would choose.
         input_shape: of one input; guessed unless given.
-        data: the kind of made-up data; all that fit the shape unless given (docs/check.md).
+        data: photos, pixels, drawings, table or numbers; all kinds that fit the shape unless given.
         max_seconds: of one search.
+        tell: called with what is being done.
         protocol: what clients do, and
         privacy: what epsilon is counted for; or
         told: their fields one by one: `samples=20, lr=0.1, epochs=5`. Whoever trains locally is taken
@@ -82,77 +67,57 @@ def preflight(
     >>> print(seen.headline)
     Exposed: all 8 made-up samples came back exactly from layer '0' (60 → 120).
     """
+    protocol, privacy = _understood(protocol, privacy, update, told)
+    noise = noise_of(protocol, privacy)
+    protocol = resolved(protocol, noise.sigma)
+    if update is not None:
+        tell("inverting the update")
+        return _of_update(model, update, protocol, max_seconds)
+    if model is None:
+        raise InvalidOption("expected a model or an update to judge, got neither")
+    for name, value in model.state_dict().items():
+        if not bool(value.isfinite().all()):
+            raise InvalidOption(f"the model's {name!r} holds NaN or infinite numbers")
+    structure, samples = examine(model), protocol.total
+    judged = _candidates(structure, layer, samples or _GUESSED_BATCH)
+    checks = [
+        model_checks.untraceable(structure),
+        model_checks.modes(model),
+        model_checks.embeddings(model),
+        model_checks.optimiser(protocol),
+        model_checks.epsilon(noise, privacy),
+    ]
+    if not judged:
+        found = _unattackable(model, structure, layer, samples, checks)
+        return replace(found, batch_size=samples)
+    case = _Case(model, structure, protocol, privacy, input_shape, data, max_seconds, tell)
+    tried = [case.judge(one, checks) for one in judged]
+    order = (Exposure.EXPOSED, Exposure.PARTLY, Exposure.UNKNOWN, Exposure.NOT_EXPOSED)
+    best = min(tried, key=lambda found: order.index(found.verdict))
+    return replace(best, batch_size=samples)
+
+
+def _understood(
+    protocol: Protocol | None,
+    privacy: Privacy | None,
+    update: LayerUpdate | None,
+    told: dict[str, Any],
+) -> tuple[Protocol, Privacy]:
+    """What was told in one object each or field by field, not both; and what an update says itself."""
     if "precision" in told:
         told["precision"] = str(told["precision"]).removeprefix("torch.")
-    counted = {name: told.pop(name) for name in _fields(Privacy) if name in told}
+    counted = {f.name: told.pop(f.name) for f in fields(Privacy) if f.name in told}
     for name, whole, parts in (("protocol", protocol, told), ("privacy", privacy, counted)):
         if whole is not None and parts:
             one = next(iter(parts))
             raise InvalidOption(
                 f"{{{one}}} is part of {{{name}}}: give one of them", arguments=(one, name)
             )
-    if unknown := told.keys() - set(_fields(Protocol)):
+    if unknown := told.keys() - {field.name for field in fields(Protocol)}:
         raise InvalidOption(f"expected the fields of Protocol and Privacy, got {min(unknown)!r}")
     if protocol is None:
         protocol = Protocol.of(**told) if update is None else replace(update.protocol, **told)
-    return check_protocol(
-        model,
-        protocol,
-        privacy or Privacy(**counted),
-        update=update,
-        layer=layer,
-        playing=Playing(input_shape, data, max_seconds),
-    )
-
-
-def _fields(kind: type[Protocol | Privacy]) -> list[str]:
-    return [field.name for field in fields(kind)]
-
-
-def check_protocol(
-    model: nn.Module | None,
-    protocol: Protocol,
-    privacy: Privacy,
-    *,
-    update: LayerUpdate | None = None,
-    layer: str | None = None,
-    playing: Playing,
-) -> Preflight:
-    """The preflight of a protocol that was told in one object."""
-    if model is None and update is None:
-        raise InvalidOption("expected a model or an update to judge, got neither")
-    noise = noise_of(protocol, privacy)
-    protocol = resolved(protocol, noise.sigma)
-    if update is not None:
-        return _of_update(model, update, protocol, playing)
-    assert model is not None
-    broken = [
-        name for name, value in model.state_dict().items() if not bool(value.isfinite().all())
-    ]
-    if broken:
-        raise InvalidOption(f"the model's {broken[0]!r} holds NaN or infinite numbers")
-    structure = examine(model)
-    samples = protocol.total
-    judged = _candidates(structure, layer, samples or _GUESSED_BATCH)
-    checks = [
-        model_checks.untraceable(structure),
-        model_checks.modes(model),
-        model_checks.embeddings(model),
-        model_checks.epsilon(noise, privacy),
-    ]
-    if not judged:
-        return _unattackable(structure, layer, samples, checks)
-    if protocol.samples is None:
-        protocol = replace(protocol, samples=_GUESSED_BATCH)
-        words = f"The batch size was not told: the rehearsal is of {protocol.total} samples."
-        checks.append(Check.of(Level.NOTE, "batch size", words))
-    hidden = model_checks.drowned(structure, protocol, privacy.steps)
-    case = _Case(model, structure, protocol, playing, hidden, tuple(checks))
-    # A layer that could not be judged from the forward pass is tried like the others.
-    tried = [case.judge(one) for one in judged]
-    order = (Exposure.EXPOSED, Exposure.PARTLY, Exposure.UNKNOWN, Exposure.NOT_EXPOSED)
-    best = min(tried, key=lambda found: order.index(found.verdict))
-    return replace(best, batch_size=samples)
+    return protocol, privacy or Privacy(**counted)
 
 
 def _candidates(structure: ModelStructure, name: str | None, samples: int) -> list[LayerView]:
@@ -177,113 +142,108 @@ def _candidates(structure: ModelStructure, name: str | None, samples: int) -> li
 
 
 def _unattackable(
-    structure: ModelStructure, name: str | None, samples: int | None, checks: list[Check]
+    model: nn.Module,
+    structure: ModelStructure,
+    name: str | None,
+    samples: int | None,
+    checks: list[Check],
 ) -> Preflight:
     """No layer is next to a ReLU: is that a protection, or merely another attack's business?"""
-    layers = structure.layers if name is None else (structure.named(name),)
-    shown = structure.table()
-    divides = next((layer for layer in layers if layer and layer.divides), None)
-    near = next((layer for layer in layers if layer and layer.near), None)
+    layers = [layer for layer in structure.layers if name in (None, layer.name)]
+    divides = next((layer for layer in layers if layer.divides), None)
+    near = next((layer for layer in layers if layer.near), None)
+    own = hand_made(model)
+    reached, happened = Exposure.NOT_EXPOSED, "no linear layer with a bias stands next to a ReLU"
     if samples == 1 and divides is not None:
-        checks.append(model_checks.lone_sample(divides))
-        happened = f"the only sample is a quotient of the gradients of layer {divides.name!r}"
-        return concluded(
-            Exposure.EXPOSED, happened, checks, layers=shown, layer=divides.name, batch_size=samples
+        reached = Exposure.EXPOSED if divides.report.reads_data else Exposure.PARTLY
+        happened = (
+            f"the only sample is the weight gradient of layer {divides.name!r} divided by its bias "
+            "gradient, whatever the activation"
         )
-    if near is not None:
+    elif near is not None:
         checks.append(model_checks.in_disguise(near))
+        reached = Exposure.PARTLY
         happened = f"layer {near.name!r} is as sparse as behind a ReLU, though SPEAR refuses it"
-        return concluded(Exposure.PARTLY, happened, checks, layers=shown, batch_size=samples)
-    if samples is None and divides is not None:
-        happened = (
-            "no linear layer with a bias stands next to a ReLU, but a batch of one gives itself away "
-            "whatever the activation. Tell the batch size"
-        )
-        return concluded(Exposure.UNKNOWN, happened, checks, layers=shown, batch_size=samples)
-    checks.append(model_checks.no_layer(structure))
-    happened = "no linear layer with a bias stands next to a ReLU"
-    if not structure.layers:
-        happened = "the model has no linear layer"
-    elif name is not None:
-        happened = (
-            f"layer {name!r} cannot be attacked ({layers[0].report.why if layers[0] else ''})"
-        )
-    return concluded(Exposure.NOT_EXPOSED, happened, checks, layers=shown, batch_size=samples)
+    elif samples is None and divides is not None:
+        reached = Exposure.UNKNOWN
+        happened += ", but a batch of one gives itself away all the same. Tell the batch size"
+    elif own:
+        reached = Exposure.UNKNOWN
+        happened += f", but {own[0]!r} may be a linear layer that is none of torch's"
+    else:
+        checks.append(model_checks.no_layer(structure))
+        if name is not None:
+            happened = f"layer {name!r} cannot be attacked ({layers[0].report.why})"
+    return concluded(reached, happened, checks, structure.table())
 
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """All that is known around the layers that can be attacked."""
+    """A model with layers that can be attacked, what its clients do, and how to rehearse."""
 
     model: nn.Module
     structure: ModelStructure
     protocol: Protocol
-    playing: Playing
-    hidden: Check
-    """By noise that hides any data, if it does."""
-    checks: tuple[Check, ...]
+    privacy: Privacy
+    shape: tuple[int, ...] | None
+    data: str | None
+    max_seconds: float
+    tell: Callable[[str], None]
 
-    def judge(self, layer: LayerView) -> Preflight:
+    def judge(self, layer: LayerView, checks: Sequence[Check]) -> Preflight:
         """Rehearse with every kind of data that fits, and say what came of it."""
         checks = [
-            *self.checks,
+            *checks,
             model_checks.what_it_reads(layer),
             model_checks.before_the_layer(layer),
             *model_checks.skipped_layers(self.structure, layer),
         ]
-        stage = prepare(self.model, layer, self.protocol, self.playing.shape)
+        samples = self.protocol.samples or _GUESSED_BATCH
+        protocol = replace(self.protocol, samples=samples)
+        hidden = model_checks.drowned(self.structure, protocol, self.privacy.steps)
+        stage = prepare(self.model, layer, protocol, self.shape)
         if isinstance(stage, Declined):
-            return self._by_theory(layer, stage, checks)
+            return self._by_theory(layer, stage, hidden, checks)
         checks += [self._assumed(stage), model_checks.too_many_samples(layer, stage.rows)]
-        kinds = kinds_for(self.model, stage.shape, self.playing.data)
         played = []
-        for kind in kinds:
-            self.playing.tell(f"rehearsing with made-up data: {kind.words}")
-            found = stage.rehearse(kind, max_seconds=self.playing.max_seconds)
+        for kind in kinds_for(self.model, stage.shape, self.data):
+            self.tell(f"rehearsing with made-up data: {kind.words}")
+            found = stage.rehearse(kind, max_seconds=self.max_seconds)
             if isinstance(found, Declined):
-                return self._by_theory(layer, found, checks)
+                return self._by_theory(layer, found, hidden, checks)
             played.append(found)
         checks.append(_remark(played))
-        return self._concluded(stage, played, checks)
+        return self._concluded(stage, played, hidden, checks)
 
-    def _concluded(self, stage: Stage, played: list[Rehearsal], checks: list[Check]) -> Preflight:
-        scaled = min(played, key=lambda one: _ORDER.index(one.score.recovery))
-        loose = min(played, key=lambda one: _ORDER.index(one.unscaled.recovery))
-        best, score = scaled, scaled.score
-        if _ORDER.index(loose.unscaled.recovery) < _ORDER.index(score.recovery):
-            best, score = loose, loose.unscaled
-            words = (
-                "Samples came back right but for one factor each: a picture at another brightness."
-            )
-            limit, because = Exposure.PARTLY, "each is off by a factor"
-            checks.append(Check.of(Level.NOTE, "scale", words, limit, because))
-        reached, layer = _VERDICTS[score.recovery], stage.layer
-        if self.protocol.clients > 1:
-            checks.append(self._alone(stage, best, reached))
-        if score.recovery is Recovery.NOTHING:
-            if self.hidden.limit is Exposure.NOT_EXPOSED:
-                checks.append(self.hidden)
-                reached, happened = Exposure.NOT_EXPOSED, self.hidden.because
-            else:
-                happened = f"a rehearsal with made-up data recovered nothing; {_AUDIT}"
+    def _concluded(
+        self, stage: Stage, played: list[Rehearsal], hidden: Check, checks: list[Check]
+    ) -> Preflight:
+        """The verdict of the kind of data of which most came back."""
+        scores = [(one.score, one) for one in played] + [(one.unscaled, one) for one in played]
+        score, best = min(scores, key=lambda pair: _ORDER.index(pair[0].recovery))
+        if score is best.unscaled:
+            checks.append(Check((), Exposure.PARTLY, "each is off by a factor of its own"))
+        reached, layer, clients = _VERDICTS[score.recovery], stage.layer, self.protocol.clients
+        if score.recovery is not Recovery.NOTHING:
+            where = f"layer {layer.name!r} ({layer.inputs} → {layer.outputs})"
+            happened = f"{score.words} from {where}{_others(best, played)}"
+        elif hidden.limit is Exposure.NOT_EXPOSED:
+            checks.append(hidden)
+            reached, happened = Exposure.NOT_EXPOSED, hidden.because
         else:
-            happened = (
-                f"{score.words} from layer {layer.name!r} "
-                f"({layer.inputs} → {layer.outputs}){_others(best, played)}"
-            )
-        if self.protocol.clients > 1:
-            happened = (
-                f"if the server only sees the sum of {self.protocol.clients} clients, {happened}"
-            )
-        return concluded(reached, happened, checks, layers=self.structure.table(), layer=layer.name)
+            happened = f"a rehearsal with made-up data recovered nothing; {_AUDIT}"
+        if clients > 1:
+            checks.append(self._alone(stage, best, reached))
+            happened = f"if the server only sees the sum of {clients} clients, {happened}"
+        return concluded(reached, happened, checks, self.structure.table(), layer.name)
 
     def _alone(self, stage: Stage, best: Rehearsal, reached: Exposure) -> Check:
         """What one client's update gives away where the server sees it before the sum."""
         if reached is Exposure.EXPOSED:
             words = "The sum gives the samples away; which of them is whose does not show."
             return Check.of(Level.EXPOSED, "aggregation", words)
-        self.playing.tell("rehearsing one client's update by itself")
-        found = stage.alone().rehearse(best.kind, max_seconds=self.playing.max_seconds)
+        self.tell("rehearsing one client's update by itself")
+        found = stage.alone().rehearse(best.kind, max_seconds=self.max_seconds)
         if isinstance(found, Declined):
             words = f"One client's update by itself was not rehearsed: {found.reason}."
             return Check.of(Level.NOTE, "aggregation", words)
@@ -297,14 +257,16 @@ class _Case:
     def _assumed(self, stage: Stage) -> Check:
         """What the rehearsal took for granted."""
         parts = []
-        if self.playing.shape is None:
+        if self.protocol.samples is None:
+            parts.append(f"the batch size was not told and taken to be {stage.protocol.samples}")
+        if self.shape is None:
             shape = " x ".join(map(str, stage.shape))
             parts.append(f"one input was taken to be {shape}; tell the shape if it is another")
         if self.protocol.sends != "gradient" and self.protocol.lr is None:
             parts.append(f"the learning rate was not told and taken to be {stage.protocol.rate:g}")
-        if stage.rows != self.protocol.total:
+        if stage.rows != stage.protocol.total:
             parts.append(
-                f"the layer sees {stage.rows} rows for {self.protocol.total} samples (tokens or "
+                f"the layer sees {stage.rows} rows for {stage.protocol.total} samples (tokens or "
                 "positions), each of which counts as a sample of its own"
             )
         if not parts:
@@ -312,24 +274,24 @@ class _Case:
         words = "; ".join(parts)
         return Check.of(Level.NOTE, "assumed", f"{words[0].upper()}{words[1:]}.")
 
-    def _by_theory(self, layer: LayerView, why: Declined, checks: list[Check]) -> Preflight:
+    def _by_theory(
+        self, layer: LayerView, why: Declined, hidden: Check, checks: list[Check]
+    ) -> Preflight:
         """Without a rehearsal: a small batch of a plain protocol is expected to come back."""
-        checks.append(Check.of(Level.NOTE, "not rehearsed", f"Not rehearsed: {why.reason}."))
-        samples, table = self.protocol.total or _GUESSED_BATCH, self.structure.table()
+        samples = self.protocol.total or _GUESSED_BATCH
         plain = self.protocol.undefended == self.protocol and self.protocol.is_sgd
         fits = NEURONS_PER_SAMPLE * samples <= layer.outputs and samples < layer.inputs
-        if plain and fits and layer.attackable and why.reason.startswith("too large"):
-            happened = (
-                f"not rehearsed: {why.reason}; {samples} samples are expected to come back exactly "
-                f"from layer {layer.name!r}, as in our measurements up to a fifth of its outputs"
+        reached, happened = Exposure.UNKNOWN, f"not rehearsed: {why.reason}"
+        if plain and fits and isinstance(why, TooLarge):
+            reached = Exposure.EXPOSED
+            happened += (
+                f"; {samples} samples are expected to come back exactly from layer {layer.name!r}, as "
+                "in our measurements up to a fifth of its outputs"
             )
-            return concluded(Exposure.EXPOSED, happened, checks, layers=table, layer=layer.name)
-        if self.hidden.limit is Exposure.NOT_EXPOSED:
-            checks.append(self.hidden)
-            reached, happened = Exposure.NOT_EXPOSED, self.hidden.because
-        else:
-            reached, happened = Exposure.UNKNOWN, f"not rehearsed: {why.reason}"
-        return concluded(reached, happened, checks, layers=table, layer=layer.name)
+        elif hidden.limit is Exposure.NOT_EXPOSED:
+            checks.append(hidden)
+            reached, happened = Exposure.NOT_EXPOSED, hidden.because
+        return concluded(reached, happened, checks, self.structure.table(), layer.name)
 
 
 def _remark(played: list[Rehearsal]) -> Check:
@@ -355,13 +317,12 @@ def _others(best: Rehearsal, played: list[Rehearsal]) -> str:
 
 
 def _of_update(
-    model: nn.Module | None, update: LayerUpdate, protocol: Protocol, playing: Playing
+    model: nn.Module | None, update: LayerUpdate, protocol: Protocol, max_seconds: float
 ) -> Preflight:
     """A real update needs no rehearsal: it is inverted, and only counts are kept."""
     structure = _given_layer(update) if model is None or update.layer is None else examine(model)
     layer = structure.named(update.layer or "layer") or structure.layers[0]
-    playing.tell("inverting the update")
-    result = invert(update, model=model, max_seconds=playing.max_seconds)
+    result = invert(update, model=model, max_seconds=max_seconds)
     found = Finding.of(result, "the update", update)
     likely = result.outcome is Outcome.EXACT or found.is_likely
     reached = (
@@ -384,14 +345,8 @@ def _of_update(
         )
         checks.append(Check.of(Level.NOTE, "batch size", words))
     happened = found.headline[0].lower() + found.headline[1:].removesuffix(".")
-    return concluded(
-        reached,
-        happened,
-        checks,
-        layers=structure.table(),
-        layer=update.layer,
-        batch_size=seen or protocol.total,
-    )
+    judged = concluded(reached, happened, checks, structure.table(), update.layer)
+    return replace(judged, batch_size=seen or protocol.total)
 
 
 def _given_layer(update: LayerUpdate) -> ModelStructure:

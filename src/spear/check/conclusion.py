@@ -82,32 +82,15 @@ def concluded(
     reached: Exposure,
     happened: str,
     checks: Sequence[Check],
-    *,
     layers: Table,
     layer: str | None = None,
-    batch_size: int | None = None,
 ) -> Preflight:
-    """The verdict of what happened, within the limits that the checks set.
-
-    Args:
-        reached: what the rehearsal alone comes to, or a structural reason.
-        happened: that as a sentence without its end.
-        checks: all that was looked at.
-        layers: the model's linear layers.
-        layer: the one that was judged.
-        batch_size: samples behind what the server sees.
-    """
+    """The verdict of what happened, a sentence without its end, within the limits of the checks."""
     limits = [check for check in checks if check.limit is Exposure.PARTLY]
     if reached in (Exposure.EXPOSED, Exposure.PARTLY) and limits:
         reached = Exposure.PARTLY
         happened += f", but {limits[0].because}"
     remarks = [remark for check in checks for remark in check.remarks]
     levels = (Level.EXPOSED, Level.PROTECTED, Level.NOTE)
-    return Preflight(
-        reached,
-        _WORDS[reached].format(happened),
-        tuple(sorted(remarks, key=lambda remark: levels.index(remark.level))),
-        layers,
-        layer,
-        batch_size,
-    )
+    ordered = tuple(sorted(remarks, key=lambda remark: levels.index(remark.level)))
+    return Preflight(reached, _WORDS[reached].format(happened), ordered, layers, layer)

@@ -7,7 +7,7 @@ import math
 from torch import nn
 
 from spear.check.conclusion import Check, Exposure
-from spear.check.model_structure import LayerView, ModelStructure, batch_norms, dropouts, has_modes
+from spear.check.model_structure import LayerView, ModelStructure, with_modes
 from spear.federated import Noise, Privacy
 from spear.report import Level
 from spear.update import Protocol
@@ -43,21 +43,33 @@ def embeddings(model: nn.Module) -> Check:
 
 def modes(model: nn.Module) -> Check:
     """Is the model in the mode that clients train in, and what does that mode do?"""
-    if not has_modes(model):
-        return Check()
-    at_work = [*dropouts(model), *batch_norms(model)]
-    if not at_work:
+    if at_work := with_modes(model, at_work=True):
+        words = (
+            f"Dropout or batch norm is at work ({_listed(at_work)}, in train mode), which a replay "
+            "cannot repeat: it costs the proof more often than the samples. Do not take it for "
+            "protection."
+        )
+        return Check.of(Level.NOTE, "train mode", words)
+    if with_modes(model, at_work=False):
         words = (
             "The model is in eval mode, in which dropout and batch norm do nothing random or "
             "batch-wide. Clients usually train in train mode: call model.train() (--mode train) to "
             "judge that."
         )
         return Check.of(Level.NOTE, "eval mode", words)
+    return Check()
+
+
+def optimiser(protocol: Protocol) -> Check:
+    """Adam and its like scale every entry on its own."""
+    if protocol.is_sgd:
+        return Check()
     words = (
-        f"Dropout or batch norm is at work ({_listed(at_work)}, in train mode), which a replay "
-        "cannot repeat: it costs the proof more often than the samples. Do not take it for protection."
+        f"Steps of {protocol.optimizer} scale every entry of the update on its own, so it has no low "
+        "rank and SPEAR has nothing to factorise. That proves nothing: signs and small entries still "
+        "depend on the data. If the server takes these steps and clients send gradients, check that."
     )
-    return Check.of(Level.NOTE, "train mode", words)
+    return Check.of(Level.PROTECTED, "optimiser", words)
 
 
 def what_it_reads(layer: LayerView) -> Check:
@@ -73,7 +85,7 @@ def what_it_reads(layer: LayerView) -> Check:
 
 
 def before_the_layer(layer: LayerView) -> Check:
-    """Steps between the data and the layer that are random, batch-wide, or lose the scale."""
+    """Steps between the data and the layer that are random or batch-wide."""
     if layer.report.caveat:
         return Check.of(
             Level.PROTECTED,
@@ -82,12 +94,6 @@ def before_the_layer(layer: LayerView) -> Check:
             Exposure.PARTLY,
             "dropout or batch norm changed the data before the layer",
         )
-    if "layer norm" in layer.fronts:
-        words = (
-            "A layer or group norm stands before the layer: what comes back is normalised, so a "
-            "sample's own mean and scale are lost, its shape is not."
-        )
-        return Check.of(Level.NOTE, "layer norm", words)
     return Check()
 
 
@@ -113,19 +119,6 @@ def in_disguise(layer: LayerView) -> Check:
         "as sparse as behind a plain ReLU. Whoever rewrites the layer can attack it; do not rely on it."
     )
     return Check.of(Level.EXPOSED, "a ReLU in disguise", words)
-
-
-def lone_sample(layer: LayerView) -> Check:
-    """A batch of one is a quotient of two gradients."""
-    words = (
-        "In a batch of one every linear layer with a bias gives its input away, whatever "
-        f"activation follows: the weight gradient of {layer.name!r} divided by its bias gradient "
-        "is the input. Never send an update of a single sample."
-    )
-    if layer.report.reads_data:
-        return Check.of(Level.EXPOSED, "a batch of one", words)
-    because = "what comes back are activations, not the data"
-    return Check.of(Level.EXPOSED, "a batch of one", words, Exposure.PARTLY, because)
 
 
 def no_layer(structure: ModelStructure) -> Check:

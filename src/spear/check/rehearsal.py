@@ -175,6 +175,10 @@ class Stage:
         return torch.cat([_watched(model, self.layer.name, x)[0] for x in batches])
 
 
+class TooLarge(Declined):
+    """More than a rehearsal of seconds can play."""
+
+
 class _NotRun(Exception):
     """The forward pass does not call the layer."""
 
@@ -194,12 +198,12 @@ def prepare(
         shape: of one input; without it the usual ones are tried.
     """
     if layer.inputs * layer.outputs > _MOST_ENTRIES:
-        return Declined(f"too large ({layer.inputs:,} x {layer.outputs:,} weights)")
+        return TooLarge(f"too large ({layer.inputs:,} x {layer.outputs:,} weights)")
     if protocol.sends != "gradient" and protocol.lr is None:
         protocol = replace(protocol, lr=_RATE)
     samples = protocol.samples or 1
     if samples * protocol.clients > _MOST_ROWS:
-        return Declined(f"too large ({samples * protocol.clients:,} samples)")
+        return TooLarge(f"too large ({samples * protocol.clients:,} samples)")
     complaint = "no shape to try"
     for candidate in [shape] if shape is not None else shapes_for(model, layer.name):
         began = time.monotonic()
@@ -213,7 +217,7 @@ def prepare(
             continue
         seconds = 3 * (time.monotonic() - began) * (protocol.steps or 1) * protocol.clients
         if seconds > _MOST_SECONDS or len(rows) * protocol.clients > _MOST_ROWS:
-            return Declined(
+            return TooLarge(
                 f"too large ({len(rows) * protocol.clients:,} rows, about {seconds:.0f} s of training)"
             )
         return Stage(model, layer, protocol, candidate, outputs, len(rows) * protocol.clients)

@@ -130,7 +130,7 @@ def check(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
 ) -> None:
     """Rehearse an attack with made-up data, and say whether a model and a protocol are exposed."""
-    from spear.check import CheckFiles, Playing, check_files
+    from spear.check import CheckFiles, check_files
     from spear.cli.output_files import apart, writable, write
     from spear.federated import Privacy
     from spear.update import Protocol
@@ -165,13 +165,16 @@ def check(
     apart(json, report)
     began = time.monotonic()
     status = PlainConsole(stderr=True)
-    playing = Playing(
-        input_shape,
-        data,
-        max_seconds,
+    found = check_files(
+        files,
+        protocol=protocol,
+        privacy=privacy,
+        layer=layer,
+        input_shape=input_shape,
+        data=data,
+        max_seconds=max_seconds,
         tell=lambda words: None if quiet else status.print(f"[dim]{escape(words)} ...[/dim]"),
     )
-    found = check_files(files, layer=layer, protocol=protocol, privacy=privacy, playing=playing)
     seconds = time.monotonic() - began
     console = PlainConsole(stderr=str(json) == "-")
     _show(console, found, quiet)

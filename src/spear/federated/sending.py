@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
@@ -87,7 +88,8 @@ def _client(
     before = trained_parameters(model)
     buffers: dict[str, Tensor] = {}
     if protocol.sends == "gradient":
-        update = clipped_gradient(model, inputs, targets, protocol, loss)
+        copied = copy.deepcopy(model)  # batch norm keeps count of what it sees
+        update = clipped_gradient(copied, inputs, targets, protocol, loss)
     else:
         local = train_locally(model, inputs, targets, protocol, loss=loss, generator=generator)
         after, saved = trained_parameters(local), local.state_dict()
