@@ -16,7 +16,7 @@ from spear.check import CheckFiles, Exposure, check_files, compare, preflight
 from spear.check.model_structure import examine
 from spear.errors import InvalidFile, InvalidOption
 from spear.federated import fedavg, fedsgd, mlp
-from spear.federated.privacy import Noise, Privacy, noise_of
+from spear.federated.privacy import Privacy, noise_of
 from spear.report import Level
 from spear.update import Protocol
 from support.command_line import in_this_process
@@ -36,8 +36,8 @@ def net():
     return mlp(N, CLASSES, width=M, depth=3, seed=0)
 
 
-def judged(model, data="numbers", seconds=2, **told):
-    """One kind of data, and little time: enough for layers this small."""
+def judged(model, data="numbers", seconds=60, **told):
+    """A preflight with one kind of data; little time is for what fails anyway."""
     return preflight(model, data=data, max_seconds=seconds, **told)
 
 
@@ -78,15 +78,13 @@ def test_other_activations_leave_nothing_to_attack(activation):
 
 
 def test_a_batch_of_one_is_exposed_whatever_the_activation():
-    model = layers(nn.GELU())
-    found = judged(model, samples=1)
-    assert found.verdict is Exposure.EXPOSED
-    assert "divided by its bias gradient" in found.headline
-    x = torch.randn(1, N)
-    g = fedsgd(model, x, torch.tensor([3]))
-    row = g["0.bias"].abs().argmax()
-    assert torch.allclose(g["0.weight"][row] / g["0.bias"][row], x[0], atol=1e-4)
-    assert judged(layers(nn.ReLU()), samples=1).verdict is Exposure.EXPOSED
+    for activation, words in (
+        (nn.GELU(), "divided by its bias gradient"),
+        (nn.ReLU(), "came back"),
+    ):
+        found = judged(layers(activation), samples=1)
+        assert found.verdict is Exposure.EXPOSED
+        assert words in found.headline
 
 
 class HandMade(nn.Module):
@@ -190,11 +188,7 @@ def test_a_disguised_relu_is_not_called_safe():
         bias_grad=g["0.bias"] / scale,
     )
     assert worst_error(spear.invert(view).inputs, x) < 1e-4
-    six = layers(nn.ReLU6())
-    assert judged(six, samples=B).verdict is Exposure.PARTLY
-    g, own = fedsgd(six, x, torch.arange(B)), six[0]
-    view = spear.LayerUpdate(own.weight.detach(), own.bias.detach(), g["0.weight"], g["0.bias"])
-    assert spear.invert(view).outcome is spear.Outcome.EXACT
+    assert judged(layers(nn.ReLU6()), samples=B).verdict is Exposure.PARTLY
 
 
 def test_dropout_is_played_where_it_stands():
@@ -263,18 +257,6 @@ def test_tokens_count_as_samples_and_embeddings_tell_the_words():
     found = preflight(model, samples=2, input_shape=(5,), layer="hidden")
     assert "10 rows for 2 samples" in said(found, "assumed")[0].words
     assert said(found, "embedding")[0].level is Level.EXPOSED
-    words = torch.tensor([[1, 2, 3, 4, 5], [2, 7, 8, 9, 10]])
-    used = fedsgd(model, words, torch.tensor([0, 1]))["table.weight"].norm(dim=1).nonzero()
-    assert used.flatten().tolist() == sorted({*range(1, 6), *range(7, 11)})
-
-
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.out = nn.Linear(N, N), nn.Linear(N, 3)
-
-    def forward(self, x):
-        return self.out(torch.sigmoid(self.inner(torch.relu(self.inner(x)))))
 
 
 class Branching(nn.Module):
@@ -291,7 +273,6 @@ class Branching(nn.Module):
 
 
 def test_layers_that_are_shared_frozen_or_hidden():
-    assert "used 2 times" in examine(Twice()).layers[0].report.why
     tied = nn.Sequential(nn.Linear(N, N), nn.ReLU(), nn.Linear(N, N), nn.ReLU(), nn.Linear(N, 3))
     tied[2].weight = tied[0].weight
     assert "shares its weights" in examine(tied).layers[0].report.why
@@ -355,11 +336,9 @@ def test_what_is_too_large_to_rehearse_is_said_so():
 
 
 def test_epsilon_is_stated_only_where_clipping_bounds_what_is_sent():
-    per_sample = noise_of(Protocol(samples=10, clip=1.0, sigma=0.1), Privacy())
-    whole = noise_of(Protocol(samples=10, clip=1.0, sigma=0.1, clipping="global"), Privacy())
-    assert (per_sample.multiplier, whole.multiplier) == (pytest.approx(1.0), pytest.approx(0.1))
-    apart = Protocol(samples=10, clip=1.0, noise_multiplier=1.0, clipping="per-layer")
-    assert noise_of(apart, Privacy()) == Noise(pytest.approx(0.1), None, None)
+    for clipping, multiplier in (("per-sample", 1.0), ("global", 0.1), ("per-layer", None)):
+        noise = noise_of(Protocol(samples=10, clip=1.0, sigma=0.1, clipping=clipping), Privacy())
+        assert noise.multiplier == pytest.approx(multiplier)
     assert "No epsilon" in said(judged(net(), samples=6, sigma=1e-4), "epsilon")[0].words
     with pytest.raises(InvalidOption, match="with this clipping"):
         judged(net(), samples=6, clip=1.0, clipping="per-layer", epsilon=8.0)

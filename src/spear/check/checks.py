@@ -16,6 +16,7 @@ from spear.check.rehearsal import Recovery, Rehearsal, Stage, TooLarge, prepare
 from spear.errors import Declined, InvalidOption
 from spear.federated import Privacy, noise_of, resolved
 from spear.inversion import Outcome, invert
+from spear.judge import Cause
 from spear.report import Finding, Level
 from spear.update import LayerReport, LayerUpdate, Protocol
 
@@ -219,9 +220,9 @@ class _Case:
         self, stage: Stage, played: list[Rehearsal], hidden: Check, checks: list[Check]
     ) -> Preflight:
         """The verdict of the kind of data of which most came back."""
-        scores = [(one.score, one) for one in played] + [(one.unscaled, one) for one in played]
-        score, best = min(scores, key=lambda pair: _ORDER.index(pair[0].recovery))
-        if score is best.unscaled:
+        best = min(played, key=lambda one: _ORDER.index(one.score.recovery))
+        score = best.score
+        if self.protocol.clips == "per-layer":
             checks.append(Check((), Exposure.PARTLY, "each is off by a factor of its own"))
         reached, layer, clients = _VERDICTS[score.recovery], stage.layer, self.protocol.clients
         if score.recovery is not Recovery.NOTHING:
@@ -230,6 +231,8 @@ class _Case:
         elif hidden.limit is Exposure.NOT_EXPOSED:
             checks.append(hidden)
             reached, happened = Exposure.NOT_EXPOSED, hidden.because
+        elif any(one.cause is Cause.TIME for one in played):
+            happened = "the rehearsal found nothing in its time; give it more (max_seconds)"
         else:
             happened = f"a rehearsal with made-up data recovered nothing; {_AUDIT}"
         if clients > 1:

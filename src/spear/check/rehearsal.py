@@ -16,7 +16,7 @@ from spear.check.made_up import Kind, kinds_for, loss_of, shapes_for, targets_fo
 from spear.check.model_structure import LayerView
 from spear.errors import Declined, InvalidOption, SpearError
 from spear.federated import Sent, send, split
-from spear.inversion import Inversion, invert
+from spear.inversion import invert
 from spear.judge import Cause
 from spear.metrics import assign
 from spear.update import LayerUpdate, Protocol
@@ -100,11 +100,8 @@ class Rehearsal:
 
     kind: Kind
     score: Score
-    unscaled: Score
-    """The same if every sample may be off by a factor, as per-layer clipping leaves it."""
     certified: int
     cause: Cause
-    seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,37 +117,30 @@ class Stage:
     rows: int
     """What the layer takes for samples: more than there are where it reads tokens."""
 
-    @property
-    def clients(self) -> int:
-        return self.protocol.clients
-
     def alone(self) -> Stage:
         """The same where one client's update is seen by itself."""
         return replace(self, protocol=replace(self.protocol, clients=1))
 
     def rehearse(self, kind: Kind, *, max_seconds: float, seed: int = 0) -> Rehearsal | Declined:
         """Let the clients send, invert it, and compare; or why that cannot be done."""
-        began = time.monotonic()
-        samples = (self.protocol.samples or 1) * self.clients
-        generator = torch.Generator().manual_seed(seed)
+        protocol, generator = self.protocol, torch.Generator().manual_seed(seed)
+        samples = (protocol.samples or 1) * protocol.clients
         inputs = _fitting(kind.make(samples, self.shape, generator), self.model)
-        outputs = self.outputs.repeat(self.clients, *[1] * (self.outputs.ndim - 1))
-        targets = targets_for(outputs, generator).to(inputs.device)
-        batches = split(inputs, targets, self.protocol)
+        outputs = self.outputs.repeat(protocol.clients, *[1] * (self.outputs.ndim - 1))
+        batches = split(inputs, targets_for(outputs, generator).to(inputs.device), protocol)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # so that dropout is the same twice
             truth = self._layer_inputs([x for x, _ in batches])
             torch.manual_seed(seed)
             try:
-                sent = send(self.model, batches, self.protocol, loss=loss_of, generator=generator)
+                sent = send(self.model, batches, protocol, loss=loss_of, generator=generator)
                 result = invert(self._view(sent), max_seconds=max_seconds)
-            except (
-                SpearError,
-                ValueError,
-                RuntimeError,
-            ) as error:  # NaN, or batch norm of one sample
+            except (SpearError, ValueError, RuntimeError) as error:  # batch norm of one sample, say
                 return Declined(_complaint(error))
-        return _compared(kind, result, truth, time.monotonic() - began)
+        found = result.inputs.double()
+        if protocol.clips == "per-layer":  # which leaves a factor to each sample
+            found = _scaled(found, truth.double())
+        return Rehearsal(kind, compare(found, truth), int(result.certified.sum()), result.cause)
 
     def _view(self, sent: Sent) -> LayerUpdate:
         """The layer as the server sees it. A layer that could not be traced is taken as it stands, with
@@ -253,19 +243,11 @@ def _fitting(inputs: Tensor, model: nn.Module) -> Tensor:
     return inputs.to(parameter.device, dtype)
 
 
-def _compared(kind: Kind, result: Inversion, truth: Tensor, seconds: float) -> Rehearsal:
-    found, truth = result.inputs.double(), truth.double()
-    pairs = assign(found, truth)
+def _scaled(found: Tensor, truth: Tensor) -> Tensor:
+    """Samples (k, n) times the factor that brings each nearest to its true one."""
+    pairs = assign(nn.functional.normalize(found), nn.functional.normalize(truth))
     best, own = found[pairs.found], truth[pairs.truth]
-    factors = (best * own).sum(1) / best.square().sum(1).clamp_min(1e-300)
-    return Rehearsal(
-        kind,
-        compare(found, truth),
-        compare(factors[:, None] * best, truth),
-        int(result.certified.sum()),
-        result.cause,
-        seconds,
-    )
+    return best * ((best * own).sum(1) / best.square().sum(1).clamp_min(1e-300))[:, None]
 
 
 def _complaint(error: Exception) -> str:
