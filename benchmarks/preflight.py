@@ -56,25 +56,21 @@ def trial(name: str, setting: str, seed: int) -> dict:
 
 def table(rows: list[dict]) -> str:
     """What was foreseen and what came back of each batch, and how often both were of one class."""
-    kinds = list(dict.fromkeys(row["data"] for row in rows))
-    lines = [f"| setting | {' | '.join(kinds)} |", "|---" * (1 + len(kinds)) + "|"]
-    for setting in dict.fromkeys(row["setting"] for row in rows):
-        cells = []
-        for kind in kinds:
-            own = [row for row in rows if (row["setting"], row["data"]) == (setting, kind)]
-            cells.append(
-                "; ".join(f"{_said(row['foreseen'])} → {_said(row['real'])}" for row in own)
-            )
-        lines.append(f"| {setting} | {' | '.join(cells)} |")
-    right = []
-    for kind in kinds:
-        own = [row for row in rows if row["data"] == kind]
-        right.append(f"{kind} {sum(r['foreseen'][0] == r['real'][0] for r in own)} of {len(own)}")
-    return "\n".join(lines) + f"\n\nClass right: {', '.join(right)}."
-
-
-def _said(score: list) -> str:
-    return f"{score[1]} of {B}" if score[0] == "some" else score[0]
+    cells: dict[str, dict[str, list[str]]] = {}
+    right: dict[str, list[bool]] = {}
+    for row in rows:
+        said = [
+            f"{n} of {B}" if kind == "some" else kind for kind, n in (row["foreseen"], row["real"])
+        ]
+        cells.setdefault(row["setting"], {}).setdefault(row["data"], []).append(" → ".join(said))
+        right.setdefault(row["data"], []).append(row["foreseen"][0] == row["real"][0])
+    lines = [f"| setting | {' | '.join(right)} |", "|---" * (1 + len(right)) + "|"]
+    for setting, own in cells.items():
+        lines.append(
+            f"| {setting} | {' | '.join('; '.join(own.get(name, [])) for name in right)} |"
+        )
+    counts = ", ".join(f"{name} {sum(same)} of {len(same)}" for name, same in right.items())
+    return "\n".join(lines) + f"\n\nClass right: {counts}."
 
 
 if __name__ == "__main__":

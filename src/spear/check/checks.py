@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from spear.check import model_checks
-from spear.check.conclusion import Check, Exposure, Preflight, concluded
+from spear.check.conclusion import Exposure, Preflight, concluded
 from spear.check.made_up import kinds_for
 from spear.check.model_structure import LayerView, ModelStructure, examine, hand_made
 from spear.check.rehearsal import Recovery, Rehearsal, Stage, TooLarge, prepare
@@ -17,12 +17,13 @@ from spear.errors import Declined, InvalidOption
 from spear.federated import Privacy, noise_of, resolved
 from spear.inversion import Outcome, invert
 from spear.judge import Cause
-from spear.report import Finding, Level
+from spear.report import Finding, Level, Remark
 from spear.update import LayerReport, LayerUpdate, Protocol
 
 _GUESSED_BATCH = 8  # where no batch size is told
 NEURONS_PER_SAMPLE = 5  # the engine is at home up to b = m / 5 (docs/settings.md)
 _AUDIT = "real data may differ: measure with yours (spear audit)"
+_HIDDEN = "clipping and noise hide any batch"
 _ORDER = list(Recovery)
 _VERDICTS = {
     Recovery.EXACT: Exposure.EXPOSED,
@@ -81,7 +82,7 @@ def preflight(
             raise InvalidOption(f"the model's {name!r} holds NaN or infinite numbers")
     structure, samples = examine(model), protocol.total
     judged = _candidates(structure, layer, samples or _GUESSED_BATCH)
-    checks = [
+    remarks = [
         model_checks.untraceable(structure),
         model_checks.modes(model),
         model_checks.embeddings(model),
@@ -89,10 +90,10 @@ def preflight(
         model_checks.epsilon(noise, privacy),
     ]
     if not judged:
-        found = _unattackable(model, structure, layer, samples, checks)
+        found = _unattackable(model, structure, layer, samples, remarks)
         return replace(found, batch_size=samples)
     case = _Case(model, structure, protocol, privacy, input_shape, data, max_seconds, tell)
-    tried = [case.judge(one, checks) for one in judged]
+    tried = [case.judge(one, remarks) for one in judged]
     order = (Exposure.EXPOSED, Exposure.PARTLY, Exposure.UNKNOWN, Exposure.NOT_EXPOSED)
     best = min(tried, key=lambda found: order.index(found.verdict))
     return replace(best, batch_size=samples)
@@ -147,7 +148,7 @@ def _unattackable(
     structure: ModelStructure,
     name: str | None,
     samples: int | None,
-    checks: list[Check],
+    remarks: list[Remark | None],
 ) -> Preflight:
     """No layer is next to a ReLU: is that a protection, or merely another attack's business?"""
     layers = [layer for layer in structure.layers if name in (None, layer.name)]
@@ -162,7 +163,7 @@ def _unattackable(
             "gradient, whatever the activation"
         )
     elif near is not None:
-        checks.append(model_checks.in_disguise(near))
+        remarks.append(model_checks.in_disguise(near))
         reached = Exposure.PARTLY
         happened = f"layer {near.name!r} is as sparse as behind a ReLU, though SPEAR refuses it"
     elif samples is None and divides is not None:
@@ -172,10 +173,10 @@ def _unattackable(
         reached = Exposure.UNKNOWN
         happened += f", but {own[0]!r} may be a linear layer that is none of torch's"
     else:
-        checks.append(model_checks.no_layer(structure))
+        remarks.append(model_checks.no_layer(structure))
         if name is not None:
             happened = f"layer {name!r} cannot be attacked ({layers[0].report.why})"
-    return concluded(reached, happened, checks, structure.table())
+    return concluded(reached, happened, remarks, structure)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,10 +192,10 @@ class _Case:
     max_seconds: float
     tell: Callable[[str], None]
 
-    def judge(self, layer: LayerView, checks: Sequence[Check]) -> Preflight:
+    def judge(self, layer: LayerView, remarks: Sequence[Remark | None]) -> Preflight:
         """Rehearse with every kind of data that fits, and say what came of it."""
-        checks = [
-            *checks,
+        remarks = [
+            *remarks,
             model_checks.what_it_reads(layer),
             model_checks.before_the_layer(layer),
             *model_checks.skipped_layers(self.structure, layer),
@@ -204,60 +205,64 @@ class _Case:
         hidden = model_checks.drowned(self.structure, protocol, self.privacy.steps)
         stage = prepare(self.model, layer, protocol, self.shape)
         if isinstance(stage, Declined):
-            return self._by_theory(layer, stage, hidden, checks)
-        checks += [self._assumed(stage), model_checks.too_many_samples(layer, stage.rows)]
+            return self._by_theory(layer, stage, hidden, remarks)
+        remarks += [self._assumed(stage), model_checks.too_many_samples(layer, stage.rows)]
         played = []
         for kind in kinds_for(self.model, stage.shape, self.data):
             self.tell(f"rehearsing with made-up data: {kind.words}")
             found = stage.rehearse(kind, max_seconds=self.max_seconds)
             if isinstance(found, Declined):
-                return self._by_theory(layer, found, hidden, checks)
+                return self._by_theory(layer, found, hidden, remarks)
             played.append(found)
-        checks.append(_remark(played))
-        return self._concluded(stage, played, hidden, checks)
+        remarks.append(_remark(played))
+        return self._concluded(stage, played, hidden, remarks)
 
     def _concluded(
-        self, stage: Stage, played: list[Rehearsal], hidden: Check, checks: list[Check]
+        self,
+        stage: Stage,
+        played: list[Rehearsal],
+        hidden: Remark | None,
+        remarks: list[Remark | None],
     ) -> Preflight:
         """The verdict of the kind of data of which most came back."""
         best = min(played, key=lambda one: _ORDER.index(one.score.recovery))
         score = best.score
-        if self.protocol.clips == "per-layer":
-            checks.append(Check((), Exposure.PARTLY, "each is off by a factor of its own"))
         reached, layer, clients = _VERDICTS[score.recovery], stage.layer, self.protocol.clients
         if score.recovery is not Recovery.NOTHING:
             where = f"layer {layer.name!r} ({layer.inputs} → {layer.outputs})"
             happened = f"{score.words} from {where}{_others(best, played)}"
-        elif hidden.limit is Exposure.NOT_EXPOSED:
-            checks.append(hidden)
-            reached, happened = Exposure.NOT_EXPOSED, hidden.because
+            if self.protocol.clips == "per-layer":
+                reached, happened = Exposure.PARTLY, f"{happened}, but for a factor each"
+        elif hidden is not None:
+            remarks.append(hidden)
+            reached, happened = Exposure.NOT_EXPOSED, _HIDDEN
         elif any(one.cause is Cause.TIME for one in played):
             happened = "the rehearsal found nothing in its time; give it more (max_seconds)"
         else:
             happened = f"a rehearsal with made-up data recovered nothing; {_AUDIT}"
         if clients > 1:
-            checks.append(self._alone(stage, best, reached))
+            remarks.append(self._alone(stage, best, reached))
             happened = f"if the server only sees the sum of {clients} clients, {happened}"
-        return concluded(reached, happened, checks, self.structure.table(), layer.name)
+        return concluded(reached, happened, remarks, self.structure, layer)
 
-    def _alone(self, stage: Stage, best: Rehearsal, reached: Exposure) -> Check:
+    def _alone(self, stage: Stage, best: Rehearsal, reached: Exposure) -> Remark | None:
         """What one client's update gives away where the server sees it before the sum."""
         if reached is Exposure.EXPOSED:
             words = "The sum gives the samples away; which of them is whose does not show."
-            return Check.of(Level.EXPOSED, "aggregation", words)
+            return Remark(Level.EXPOSED, "aggregation", words)
         self.tell("rehearsing one client's update by itself")
         found = stage.alone().rehearse(best.kind, max_seconds=self.max_seconds)
         if isinstance(found, Declined):
             words = f"One client's update by itself was not rehearsed: {found.reason}."
-            return Check.of(Level.NOTE, "aggregation", words)
+            return Remark(Level.NOTE, "aggregation", words)
         words = (
             f"A server that sees one client's update by itself: {found.score.words} "
             f"({best.kind.words}). The sum protects only if nobody sees the parts."
         )
         level = Level.NOTE if found.score.recovery is Recovery.NOTHING else Level.EXPOSED
-        return Check.of(level, "aggregation", words)
+        return Remark(level, "aggregation", words)
 
-    def _assumed(self, stage: Stage) -> Check:
+    def _assumed(self, stage: Stage) -> Remark | None:
         """What the rehearsal took for granted."""
         parts = []
         if self.protocol.samples is None:
@@ -273,12 +278,12 @@ class _Case:
                 "positions), each of which counts as a sample of its own"
             )
         if not parts:
-            return Check()
+            return None
         words = "; ".join(parts)
-        return Check.of(Level.NOTE, "assumed", f"{words[0].upper()}{words[1:]}.")
+        return Remark(Level.NOTE, "assumed", f"{words[0].upper()}{words[1:]}.")
 
     def _by_theory(
-        self, layer: LayerView, why: Declined, hidden: Check, checks: list[Check]
+        self, layer: LayerView, why: Declined, hidden: Remark | None, remarks: list[Remark | None]
     ) -> Preflight:
         """Without a rehearsal: a small batch of a plain protocol is expected to come back."""
         samples = self.protocol.total or _GUESSED_BATCH
@@ -291,13 +296,13 @@ class _Case:
                 f"; {samples} samples are expected to come back exactly from layer {layer.name!r}, as "
                 "in our measurements up to a fifth of its outputs"
             )
-        elif hidden.limit is Exposure.NOT_EXPOSED:
-            checks.append(hidden)
-            reached, happened = Exposure.NOT_EXPOSED, hidden.because
-        return concluded(reached, happened, checks, self.structure.table(), layer.name)
+        elif hidden is not None:
+            remarks.append(hidden)
+            reached, happened = Exposure.NOT_EXPOSED, _HIDDEN
+        return concluded(reached, happened, remarks, self.structure, layer)
 
 
-def _remark(played: list[Rehearsal]) -> Check:
+def _remark(played: list[Rehearsal]) -> Remark:
     """What came back of each kind of data."""
     parts = []
     for one in played:
@@ -308,7 +313,7 @@ def _remark(played: list[Rehearsal]) -> Check:
     some = any(one.score.recovered for one in played)
     words = "; ".join(parts)
     level = Level.EXPOSED if some else Level.PROTECTED
-    return Check.of(level, "rehearsal", f"{words[0].upper()}{words[1:]}.")
+    return Remark(level, "rehearsal", f"{words[0].upper()}{words[1:]}.")
 
 
 def _others(best: Rehearsal, played: list[Rehearsal]) -> str:
@@ -331,24 +336,22 @@ def _of_update(
     reached = (
         Exposure.EXPOSED if likely else Exposure.PARTLY if found.recovered else Exposure.UNKNOWN
     )
-    checks = [
-        Check.of(
-            Level.EXPOSED if found.recovered else Level.NOTE, "the update", f"{result.reason}."
-        ),
+    remarks = [
+        Remark(Level.EXPOSED if found.recovered else Level.NOTE, "the update", f"{result.reason}."),
         model_checks.what_it_reads(layer),
         model_checks.before_the_layer(layer),
     ]
     if model is not None:
-        checks += [model_checks.modes(model), model_checks.embeddings(model)]
+        remarks += [model_checks.modes(model), model_checks.embeddings(model)]
     seen = result.batch_size
     if seen and protocol.total not in (None, seen):
         words = (
             f"The update shows {seen} samples, {protocol.total} were named: duplicates and samples "
             "whose gradient vanished do not show."
         )
-        checks.append(Check.of(Level.NOTE, "batch size", words))
+        remarks.append(Remark(Level.NOTE, "batch size", words))
     happened = found.headline[0].lower() + found.headline[1:].removesuffix(".")
-    judged = concluded(reached, happened, checks, structure.table(), update.layer)
+    judged = concluded(reached, happened, remarks, structure, layer)
     return replace(judged, batch_size=seen or protocol.total)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from spear.check.model_structure import LayerView, ModelStructure
 from spear.report import Level, Remark, Report, Table
 
 
@@ -17,28 +18,6 @@ class Exposure(Enum):
     PARTLY = "partly exposed"
     NOT_EXPOSED = "not exposed"
     UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Check:
-    """What one look at the model or the protocol came to."""
-
-    remarks: tuple[Remark, ...] = ()
-    limit: Exposure = Exposure.EXPOSED
-    """The most that this look leaves possible: a layer behind convolutions gives no data away."""
-    because: str = ""
-    """The limit's reason, as the end of a sentence."""
-
-    @staticmethod
-    def of(
-        level: Level,
-        subject: str,
-        words: str,
-        limit: Exposure = Exposure.EXPOSED,
-        because: str = "",
-    ) -> Check:
-        """A check with one remark."""
-        return Check((Remark(level, subject, words),), limit, because)
 
 
 @dataclass(frozen=True)
@@ -81,16 +60,17 @@ _WORDS = {
 def concluded(
     reached: Exposure,
     happened: str,
-    checks: Sequence[Check],
-    layers: Table,
-    layer: str | None = None,
+    remarks: Sequence[Remark | None],
+    structure: ModelStructure,
+    layer: LayerView | None = None,
 ) -> Preflight:
-    """The verdict of what happened, a sentence without its end, within the limits of the checks."""
-    limits = [check for check in checks if check.limit is Exposure.PARTLY]
-    if reached in (Exposure.EXPOSED, Exposure.PARTLY) and limits:
+    """The verdict of what happened, a sentence without its end, within the limits of a layer."""
+    if reached in (Exposure.EXPOSED, Exposure.PARTLY) and layer is not None and layer.limit:
         reached = Exposure.PARTLY
-        happened += f", but {limits[0].because}"
-    remarks = [remark for check in checks for remark in check.remarks]
+        happened += f", but {layer.limit}"
     levels = (Level.EXPOSED, Level.PROTECTED, Level.NOTE)
-    ordered = tuple(sorted(remarks, key=lambda remark: levels.index(remark.level)))
-    return Preflight(reached, _WORDS[reached].format(happened), ordered, layers, layer)
+    made = sorted(filter(None, remarks), key=lambda remark: levels.index(remark.level))
+    name = None if layer is None else layer.name
+    return Preflight(
+        reached, _WORDS[reached].format(happened), tuple(made), structure.table(), name
+    )

@@ -6,25 +6,24 @@ import math
 
 from torch import nn
 
-from spear.check.conclusion import Check, Exposure
 from spear.check.model_structure import LayerView, ModelStructure, with_modes
 from spear.federated import Noise, Privacy
-from spear.report import Level
+from spear.report import Level, Remark
 from spear.update import Protocol
 
 
-def untraceable(structure: ModelStructure) -> Check:
+def untraceable(structure: ModelStructure) -> Remark | None:
     """The forward could not be followed."""
     if not structure.untraced:
-        return Check()
+        return None
     words = (
         f"{structure.untraced}. So the linear layers were tried in the order in which they are "
         "registered, each as if a ReLU followed it."
     )
-    return Check.of(Level.NOTE, "not traceable", words)
+    return Remark(Level.NOTE, "not traceable", words)
 
 
-def embeddings(model: nn.Module) -> Check:
+def embeddings(model: nn.Module) -> Remark | None:
     """The words that a client used show in the embedding's gradient, without any attack."""
     names = [
         name
@@ -32,16 +31,16 @@ def embeddings(model: nn.Module) -> Check:
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.weight.requires_grad
     ]
     if not names:
-        return Check()
+        return None
     words = (
         f"The gradient of the embedding {_listed(names)} is zero in every row but those of the "
         "words that occur in the batch: which words a client used shows without any attack. "
         "Freeze the embedding, or do not send its gradient."
     )
-    return Check.of(Level.EXPOSED, "embedding", words)
+    return Remark(Level.EXPOSED, "embedding", words)
 
 
-def modes(model: nn.Module) -> Check:
+def modes(model: nn.Module) -> Remark | None:
     """Is the model in the mode that clients train in, and what does that mode do?"""
     if at_work := with_modes(model, at_work=True):
         words = (
@@ -49,79 +48,73 @@ def modes(model: nn.Module) -> Check:
             "cannot repeat: it costs the proof more often than the samples. Do not take it for "
             "protection."
         )
-        return Check.of(Level.NOTE, "train mode", words)
+        return Remark(Level.NOTE, "train mode", words)
     if with_modes(model, at_work=False):
         words = (
             "The model is in eval mode, in which dropout and batch norm do nothing random or "
             "batch-wide. Clients usually train in train mode: call model.train() (--mode train) to "
             "judge that."
         )
-        return Check.of(Level.NOTE, "eval mode", words)
-    return Check()
+        return Remark(Level.NOTE, "eval mode", words)
+    return None
 
 
-def optimiser(protocol: Protocol) -> Check:
+def optimiser(protocol: Protocol) -> Remark | None:
     """Adam and its like scale every entry on its own."""
     if protocol.is_sgd:
-        return Check()
+        return None
     words = (
         f"Steps of {protocol.optimizer} scale every entry of the update on its own, so it has no low "
         "rank and SPEAR has nothing to factorise. That proves nothing: signs and small entries still "
         "depend on the data. If the server takes these steps and clients send gradients, check that."
     )
-    return Check.of(Level.PROTECTED, "optimiser", words)
+    return Remark(Level.PROTECTED, "optimiser", words)
 
 
-def what_it_reads(layer: LayerView) -> Check:
+def what_it_reads(layer: LayerView) -> Remark | None:
     """Do the data come back, or what earlier layers made of them?"""
     if layer.report.reads_data or layer.unseen:
-        return Check()
+        return None
     words = (
         f"Layer {layer.name!r} ({layer.inputs} → {layer.outputs}) reads {layer.reads}: the data follow "
         "as far as what stands before can be inverted (docs/features.md)."
     )
-    because = f"these are {layer.reads}, not the data"
-    return Check.of(Level.EXPOSED, "reads activations", words, Exposure.PARTLY, because)
+    return Remark(Level.EXPOSED, "reads activations", words)
 
 
-def before_the_layer(layer: LayerView) -> Check:
+def before_the_layer(layer: LayerView) -> Remark | None:
     """Steps between the data and the layer that are random or batch-wide."""
-    if layer.report.caveat:
-        return Check.of(
-            Level.PROTECTED,
-            "train mode, before the layer",
-            f"{layer.report.caveat.words}.",
-            Exposure.PARTLY,
-            "dropout or batch norm changed the data before the layer",
-        )
-    return Check()
+    if layer.report.caveat is None:
+        return None
+    words = f"{layer.report.caveat.words}."
+    return Remark(Level.PROTECTED, "train mode, before the layer", words)
 
 
-def skipped_layers(structure: ModelStructure, chosen: LayerView) -> list[Check]:
+def skipped_layers(structure: ModelStructure, chosen: LayerView) -> list[Remark]:
     """Layers closer to the data that are not attacked, and why."""
-    checks = []
+    remarks = []
     for layer in structure.layers:
         if layer.name == chosen.name:
             break
         if layer.near:
-            checks.append(in_disguise(layer))
+            remarks.append(in_disguise(layer))
         else:
             why = "the batch is too large for it" if layer.attackable else layer.report.why
             words = f"{layer.name!r} is closer to the data, but {why}."
-            checks.append(Check.of(Level.PROTECTED, "a layer in front", words))
-    return checks
+            remarks.append(Remark(Level.PROTECTED, "a layer in front", words))
+    return remarks
 
 
-def in_disguise(layer: LayerView) -> Check:
+def in_disguise(layer: LayerView) -> Remark:
     """A layer that SPEAR refuses, and whoever rewrites it can attack."""
     words = (
         f"SPEAR refuses layer {layer.name!r} ({layer.report.why}), but {layer.near}: its gradient is "
         "as sparse as behind a plain ReLU. Whoever rewrites the layer can attack it; do not rely on it."
     )
-    return Check.of(Level.EXPOSED, "a ReLU in disguise", words)
+    return Remark(Level.EXPOSED, "a ReLU in disguise", words)
 
 
-def no_layer(structure: ModelStructure) -> Check:
+def no_layer(structure: ModelStructure) -> Remark:
     """Nothing that SPEAR attacks: true for any data."""
     if not structure.layers:
         words = (
@@ -129,32 +122,32 @@ def no_layer(structure: ModelStructure) -> Check:
             "convolutions have their own attacks (optimisation; see spear.baselines), which are "
             "not exact."
         )
-        return Check.of(Level.PROTECTED, "no linear layer", words)
+        return Remark(Level.PROTECTED, "no linear layer", words)
     words = (
         "No linear layer has a bias and a ReLU beside it, so nothing in its gradient is zero and "
         "SPEAR has nothing to search for. The gradient still spans the batch's inputs: attacks "
         "that only approximate (optimisation, independence) are not ruled out, so do not count "
         "this as privacy."
     )
-    return Check.of(Level.PROTECTED, "no ReLU to attack", words)
+    return Remark(Level.PROTECTED, "no ReLU to attack", words)
 
 
-def too_many_samples(layer: LayerView, rows: int) -> Check:
+def too_many_samples(layer: LayerView, rows: int) -> Remark | None:
     """A gradient of full rank shows no samples; unless some of them vanish or coincide."""
     side, what = (
         ("outputs", layer.outputs) if layer.outputs <= layer.inputs else ("inputs", layer.inputs)
     )
     if rows < what:
-        return Check()
+        return None
     words = (
         f"{rows} samples are no fewer than the layer's {what} {side}: its gradient has full rank, and "
         "no sample can be told from the others. Samples whose gradient vanishes, as in trained "
         "networks, or that occur twice do not count."
     )
-    return Check.of(Level.PROTECTED, "batch against layer", words)
+    return Remark(Level.PROTECTED, "batch against layer", words)
 
 
-def drowned(structure: ModelStructure, protocol: Protocol, updates: int) -> Check:
+def drowned(structure: ModelStructure, protocol: Protocol, updates: int) -> Remark | None:
     """Clipping and noise that hide any data: the only noise of which that can be said beforehand.
 
     Clipped to norm C, the mean over samples and clients has at most norm C, and so have the singular
@@ -165,23 +158,22 @@ def drowned(structure: ModelStructure, protocol: Protocol, updates: int) -> Chec
     """
     bounded = protocol.sends == "gradient" or protocol.clips == "global"
     if not (protocol.clip and protocol.sigma and bounded and protocol.reduction == "mean"):
-        return Check()
+        return None
     smallest = min(x.inputs * x.outputs for x in structure.layers if x.attackable or x.unseen)
     hidden = protocol.sigma / math.sqrt(protocol.clients * updates) * smallest**0.25
     if protocol.clip > hidden:
-        return Check()
+        return None
     words = (
         f"Whatever the data, clipping bounds the norm of what is sent by {protocol.clip:g}, and this "
         f"noise hides everything up to {hidden:.2g} in every layer: no sample stands out."
     )
-    because = "clipping and noise hide any batch"
-    return Check.of(Level.PROTECTED, "noise", words, Exposure.NOT_EXPOSED, because)
+    return Remark(Level.PROTECTED, "noise", words)
 
 
-def epsilon(noise: Noise, privacy: Privacy) -> Check:
+def epsilon(noise: Noise, privacy: Privacy) -> Remark | None:
     """The noise as epsilon, where Opacus is installed and the numbers are there."""
     if not noise.sigma:
-        return Check()
+        return None
     if noise.multiplier is None:
         words = (
             "No epsilon is stated: noise has one where the gradients of a known number of samples are "
@@ -194,7 +186,7 @@ def epsilon(noise: Noise, privacy: Privacy) -> Check:
             f"A noise multiplier of {noise.multiplier:.4g} is epsilon = {noise.epsilon:,.4g} by "
             f"Opacus' RDP accountant, {privacy.words()}."
         )
-    return Check.of(Level.NOTE, "epsilon", words)
+    return Remark(Level.NOTE, "epsilon", words)
 
 
 def _listed(names: list[str]) -> str:

@@ -50,6 +50,14 @@ class LayerView:
             return "not known"
         return f"activations behind {', '.join(self.fronts)}" if self.fronts else "transformed data"
 
+    @property
+    def limit(self) -> str:
+        """Why what comes back is not the data itself, as the end of a sentence; empty if it is."""
+        if self.report.caveat is not None:
+            return "dropout or batch norm changed the data before the layer"
+        known = self.report.reads_data or self.unseen
+        return "" if known else f"these are {self.reads}, not the data"
+
 
 @dataclass(frozen=True)
 class ModelStructure:
