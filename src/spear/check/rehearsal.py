@@ -199,7 +199,8 @@ def prepare(
         began = time.monotonic()
         try:
             made = kinds_for(model, candidate)[0].make(samples, candidate, torch.Generator())
-            rows, outputs = _watched(copy.deepcopy(model), layer.name, _fitting(made, model))
+            with torch.random.fork_rng(devices=[]):
+                rows, outputs = _watched(copy.deepcopy(model), layer.name, _fitting(made, model))
         except _NotRun as error:
             return Declined(str(error))
         except Exception as error:  # the user's forward may raise anything
