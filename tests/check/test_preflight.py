@@ -73,8 +73,11 @@ def test_other_activations_leave_nothing_to_attack(activation):
     assert type(activation).__name__ in str(found.layers.rows)
     with pytest.raises(spear.NoAttackableLayer):
         attacked(model)
-    # A batch of one is another matter: so without its size there is no verdict.
+    # An update of one sample is another matter: so is one of unknown size, or among others.
     assert judged(model).verdict is Exposure.UNKNOWN
+    assert judged(model, samples=1, clients=5).verdict is Exposure.UNKNOWN
+    step = {"lr": 0.1, "local_steps": 1, "local_batch_size": 1}
+    assert judged(model, samples=B, **step).verdict is Exposure.EXPOSED
 
 
 def test_a_batch_of_one_is_exposed_whatever_the_activation():

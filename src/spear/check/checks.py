@@ -90,7 +90,7 @@ def preflight(
         model_checks.epsilon(noise, privacy),
     ]
     if not judged:
-        found = _unattackable(model, structure, layer, samples, remarks)
+        found = _unattackable(model, structure, layer, protocol, remarks)
         return replace(found, batch_size=samples)
     case = _Case(model, structure, protocol, privacy, input_shape, data, max_seconds, tell)
     tried = [case.judge(one, remarks) for one in judged]
@@ -147,7 +147,7 @@ def _unattackable(
     model: nn.Module,
     structure: ModelStructure,
     name: str | None,
-    samples: int | None,
+    protocol: Protocol,
     remarks: list[Remark | None],
 ) -> Preflight:
     """No layer is next to a ReLU: is that a protection, or merely another attack's business?"""
@@ -156,7 +156,8 @@ def _unattackable(
     near = next((layer for layer in layers if layer.near), None)
     own = hand_made(model)
     reached, happened = Exposure.NOT_EXPOSED, "no linear layer with a bias stands next to a ReLU"
-    if samples == 1 and divides is not None:
+    lone = protocol.samples == 1 or (protocol.local_batch_size == 1 and protocol.one_step)
+    if lone and divides is not None and protocol.clients == 1:
         reached = Exposure.EXPOSED if divides.report.reads_data else Exposure.PARTLY
         happened = (
             f"the only sample is the weight gradient of layer {divides.name!r} divided by its bias "
@@ -166,9 +167,9 @@ def _unattackable(
         remarks.append(model_checks.in_disguise(near))
         reached = Exposure.PARTLY
         happened = f"layer {near.name!r} is as sparse as behind a ReLU, though SPEAR refuses it"
-    elif samples is None and divides is not None:
+    elif (lone or protocol.samples is None) and divides is not None:
         reached = Exposure.UNKNOWN
-        happened += ", but a batch of one gives itself away all the same. Tell the batch size"
+        happened += ", but an update of one sample by itself gives it away all the same"
     elif own:
         reached = Exposure.UNKNOWN
         happened += f", but {own[0]!r} may be a linear layer that is none of torch's"
