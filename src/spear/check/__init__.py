@@ -1,14 +1,16 @@
-"""Before any attack: what a model and a protocol expose, and why."""
+"""Before any attack: what a model and a protocol expose, by a rehearsal on made-up data."""
 
 from spear.check.checks import preflight
-from spear.check.conclusion import Preflight
-from spear.check.exposure import Exposure
+from spear.check.conclusion import Exposure, Preflight
 from spear.check.from_files import CheckFiles, check_files
+from spear.check.rehearsal import Recovery, compare
 
 __all__ = [
     "CheckFiles",
     "Exposure",
     "Preflight",
+    "Recovery",
     "check_files",
+    "compare",
     "preflight",
 ]

@@ -1,30 +1,37 @@
-"""Preflight: are this model and protocol exposed to SPEAR, and why or why not? No attack is run."""
+"""Preflight: are this model and protocol exposed to SPEAR? A rehearsal on made-up data says so."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-import torch
 from torch import nn
 
-from spear.check import model_checks, noise_checks, protocol_checks
-from spear.check.conclusion import Predictions, Preflight, headline, ordered
-from spear.check.exposure import Check, Exposure, worst_of
-from spear.check.model_structure import LayerView, ModelStructure, examine
-from spear.check.noise_forecast import NoiseForecast, observed, rehearsed, update_per_gradient
-from spear.check.rehearsal import Rehearsal, rehearse
+from spear.check import model_checks
+from spear.check.conclusion import Exposure, Preflight, concluded
+from spear.check.made_up import kinds_for
+from spear.check.model_structure import LayerView, ModelStructure, examine, hand_made
+from spear.check.rehearsal import Recovery, Rehearsal, Stage, TooLarge, prepare
 from spear.errors import Declined, InvalidOption
-from spear.factors import factorise
 from spear.federated import Privacy, noise_of, resolved
-from spear.report import Level, Remark
-from spear.update import Clipping, LayerReport, LayerUpdate, Protocol
+from spear.inversion import Outcome, invert
+from spear.judge import Cause
+from spear.report import Finding, Level, Remark
+from spear.update import LayerReport, LayerUpdate, Protocol
 
-__all__ = ["Exposure", "Predictions", "Preflight", "check_protocol", "preflight"]
-
-_T = TypeVar("_T", Protocol, Privacy)
-_GUESSED_BATCH = 4  # of a rehearsal, where no batch size is known
+_GUESSED_BATCH = 8  # where no batch size is told
+NEURONS_PER_SAMPLE = 5  # the engine is at home up to b = m / 5 (docs/settings.md)
+_AUDIT = "real data may differ: measure with yours (spear audit)"
+_HIDDEN = "clipping and noise hide any batch"
+_ORDER = list(Recovery)
+_VERDICTS = {
+    Recovery.EXACT: Exposure.EXPOSED,
+    Recovery.CLEAR: Exposure.EXPOSED,
+    Recovery.VAGUE: Exposure.PARTLY,
+    Recovery.SOME: Exposure.PARTLY,
+    Recovery.NOTHING: Exposure.UNKNOWN,
+}
 
 
 def preflight(
@@ -33,316 +40,323 @@ def preflight(
     update: LayerUpdate | None = None,
     layer: str | None = None,
     input_shape: tuple[int, ...] | None = None,
-    samples: int | None = None,
-    lr: float | None = None,
-    epochs: int | None = None,
-    local_steps: int | None = None,
-    local_batch_size: int | None = None,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-    weight_decay: float = 0.0,
-    proximal: float = 0.0,
-    optimizer: str = "sgd",
-    clip: float | None = None,
-    clipping: Clipping | None = None,
-    sigma: float | None = None,
-    noise_multiplier: float | None = None,
-    epsilon: float | None = None,
-    precision: str | torch.dtype = "float32",
-    pruned: float = 0.0,
-    clients: int = 1,
-    delta: float = Privacy.delta,
-    dataset_size: int | None = None,
-    steps: int = Privacy.steps,
+    data: str | None = None,
+    max_seconds: float = 10.0,
+    tell: Callable[[str], None] = lambda words: None,
     protocol: Protocol | None = None,
     privacy: Privacy | None = None,
+    **told: Any,
 ) -> Preflight:
-    """Say whether a model and a protocol are exposed, before any attack.
+    """Say whether a model and a protocol are exposed, by a rehearsal on made-up data.
 
     Args:
         model: as clients train it, in the mode they train it in. None if only an update is known.
-        update: one update, if there is one: batch size, spectrum and noise are then read off it.
+        update: one update, if there is one: it is inverted instead.
         layer: judge this layer; without it, the one an attack would choose.
-        input_shape: of one input, for the rehearsal on made-up inputs; guessed unless given.
-        samples: and the following say what clients do; see `Protocol`. Whoever trains locally is taken
+        input_shape: of one input; guessed unless given.
+        data: photos, pixels, drawings, table or numbers; all kinds that fit the shape unless given.
+        max_seconds: of one search.
+        tell: called with what is being done.
+        protocol: what clients do, and
+        privacy: what epsilon is counted for; or
+        told: their fields one by one: `samples=20, lr=0.1, epochs=5`. Whoever trains locally is taken
             to send weights.
-        delta: and dataset_size and steps say what epsilon is counted for; see `Privacy`.
-        protocol: what clients do in one object instead, and
-        privacy: what epsilon is counted for.
 
     >>> from spear.federated import mlp
-    >>> seen = preflight(mlp(3072, 10, width=200, seed=0), samples=20)
+    >>> seen = preflight(mlp(60, 10, width=120, depth=3, seed=0), samples=8, data="table")
     >>> seen.verdict.name
     'EXPOSED'
     >>> print(seen.headline)
-    Exposed: a batch of 20 is expected to come back exactly from layer '0' (3072 → 200).
+    Exposed: all 8 made-up samples came back exactly from layer '0' (60 → 120).
     """
-    words = {
-        "samples": samples,
-        "lr": lr,
-        "epochs": epochs,
-        "local_steps": local_steps,
-        "local_batch_size": local_batch_size,
-        "momentum": momentum,
-        "nesterov": nesterov,
-        "weight_decay": weight_decay,
-        "proximal": proximal,
-        "optimizer": optimizer,
-        "clip": clip,
-        "clipping": clipping,
-        "sigma": sigma,
-        "noise_multiplier": noise_multiplier,
-        "epsilon": epsilon,
-        "precision": str(precision).removeprefix("torch."),
-        "pruned": pruned,
-        "clients": clients,
-    }
-    counted = {"delta": delta, "dataset_size": dataset_size, "steps": steps}
-    return check_protocol(
-        model,
-        _told(words, protocol, update),
-        Privacy(**counted) if privacy is None else _alone("privacy", privacy, counted),  # type: ignore[arg-type]
-        update=update,
-        layer=layer,
-        input_shape=input_shape,
-    )
-
-
-def _told(
-    words: Mapping[str, Any], protocol: Protocol | None, update: LayerUpdate | None
-) -> Protocol:
-    """What is known of the clients: the words before what the update says of itself."""
-    if protocol is not None:
-        return _alone("protocol", protocol, words)
-    if update is None:
-        return Protocol.of(**words)
-    said = {name: value for name, value in words.items() if value != getattr(Protocol, name)}
-    return replace(update.protocol, **said)
-
-
-def _alone(name: str, told: _T, words: Mapping[str, Any]) -> _T:
-    """What was told in one object; raises if some of it was told beside it."""
-    said = [word for word, value in words.items() if value != getattr(type(told), word)]
-    if said:
-        raise InvalidOption(
-            f"{{{said[0]}}} is part of {{{name}}}: give one of them", arguments=(said[0], name)
-        )
-    return told
-
-
-def check_protocol(
-    model: nn.Module | None,
-    protocol: Protocol,
-    privacy: Privacy,
-    *,
-    update: LayerUpdate | None = None,
-    layer: str | None = None,
-    input_shape: tuple[int, ...] | None = None,
-) -> Preflight:
-    """The preflight of a protocol that was told in one object."""
-    if model is None and update is None:
-        raise InvalidOption("expected a model or an update to judge, got neither")
+    protocol, privacy = _understood(protocol, privacy, update, told)
     noise = noise_of(protocol, privacy)
     protocol = resolved(protocol, noise.sigma)
-    structure = (
-        _given_layer(update) if model is None or _is_unnamed_layer(update) else examine(model)
-    )
-    samples, checks = _samples(protocol, update)
-    if model is not None and structure.untraced and structure.chosen is None:
-        structure = _discovered(model, structure, input_shape)
-    chosen = _choose(structure, layer or (update.layer if update else None), samples)
-    checks += [model_checks.untraceable(structure), *_protocol_checks(protocol, update)]
-    checks.append(noise_checks.epsilon(noise, privacy))
-    if model is not None:
-        checks += [model_checks.modes(model), model_checks.embeddings(model)]
-    predictions, rows = Predictions(), samples
-    if chosen is None:
-        named = None if layer is None else structure.named(layer)
-        judged = structure if named is None else ModelStructure((named,), structure.untraced)
-        checks.append(model_checks.nothing_to_attack(judged, samples))
-    else:
-        case = _Case(model, structure, chosen, samples, protocol, update, input_shape)
-        found, predictions, rows = _attackable(case)
-        checks += found
-    verdict, because = worst_of(checks)
-    return Preflight(
-        verdict,
-        headline(verdict, because, chosen, rows, predictions),
-        ordered(checks),
-        structure.table(),
-        None if chosen is None else chosen.name,
-        samples,
-        predictions,
-    )
-
-
-def _protocol_checks(protocol: Protocol, update: LayerUpdate | None) -> list[Check]:
-    return [
-        protocol_checks.optimiser(protocol),
-        protocol_checks.clipping(protocol),
-        Check() if update is not None else noise_checks.coarse(protocol),
-        protocol_checks.local_training(protocol),
-        protocol_checks.aggregation(protocol),
+    if update is not None:
+        tell("inverting the update")
+        return _of_update(model, update, protocol, max_seconds)
+    if model is None:
+        raise InvalidOption("expected a model or an update to judge, got neither")
+    for name, value in model.state_dict().items():
+        if not bool(value.isfinite().all()):
+            raise InvalidOption(f"the model's {name!r} holds NaN or infinite numbers")
+    structure, samples = examine(model), protocol.total
+    judged = _candidates(structure, layer, samples or _GUESSED_BATCH)
+    remarks = [
+        model_checks.untraceable(structure),
+        model_checks.modes(model),
+        model_checks.embeddings(model),
+        model_checks.optimiser(protocol),
+        model_checks.epsilon(noise, privacy),
     ]
+    if not judged:
+        found = _unattackable(model, structure, layer, protocol, remarks)
+        return replace(found, batch_size=samples)
+    case = _Case(model, structure, protocol, privacy, input_shape, data, max_seconds, tell)
+    tried = [case.judge(one, remarks) for one in judged]
+    order = (Exposure.EXPOSED, Exposure.PARTLY, Exposure.UNKNOWN, Exposure.NOT_EXPOSED)
+    best = min(tried, key=lambda found: order.index(found.verdict))
+    return replace(best, batch_size=samples)
 
 
-def _is_unnamed_layer(update: LayerUpdate | None) -> bool:
-    """Was a layer given directly, without the model's name for it?"""
-    return update is not None and update.layer is None
-
-
-def _given_layer(update: LayerUpdate | None) -> ModelStructure:
-    assert update is not None
-    why = f"it is taken to have a ReLU {update.relu} it, as it was given directly"
-    report = LayerReport(update.layer or "layer", update.relu, why, reads_data=True)
-    return ModelStructure((LayerView(report, update.inputs, update.outputs, True),))
-
-
-def _discovered(
-    model: nn.Module, structure: ModelStructure, shape: tuple[int, ...] | None
-) -> ModelStructure:
-    """Layers of a model that cannot be traced, judged by running it instead."""
-    views = []
-    for view in structure.layers:
-        seen = rehearse(model, view.name, _GUESSED_BATCH, shape=shape) if view.has_bias else ""
-        if isinstance(seen, Rehearsal) and seen.off == 1.0:
-            why = (
-                "a run showed that its output gradient is zero wherever it is off, as behind a ReLU"
+def _understood(
+    protocol: Protocol | None,
+    privacy: Privacy | None,
+    update: LayerUpdate | None,
+    told: dict[str, Any],
+) -> tuple[Protocol, Privacy]:
+    """What was told in one object each or field by field, not both; and what an update says itself."""
+    if "precision" in told:
+        told["precision"] = str(told["precision"]).removeprefix("torch.")
+    counted = {f.name: told.pop(f.name) for f in fields(Privacy) if f.name in told}
+    for name, whole, parts in (("protocol", protocol, told), ("privacy", privacy, counted)):
+        if whole is not None and parts:
+            one = next(iter(parts))
+            raise InvalidOption(
+                f"{{{one}}} is part of {{{name}}}: give one of them", arguments=(one, name)
             )
-            report = LayerReport(view.name, "after", why, seen.reads_data)
-            view = replace(view, report=report, unseen=False)  # noqa: PLW2901
-        views.append(view)
-    return replace(structure, layers=tuple(views))
+    if unknown := told.keys() - {field.name for field in fields(Protocol)}:
+        raise InvalidOption(f"expected the fields of Protocol and Privacy, got {min(unknown)!r}")
+    if protocol is None:
+        protocol = Protocol.of(**told) if update is None else replace(update.protocol, **told)
+    return protocol, privacy or Privacy(**counted)
 
 
-def _samples(protocol: Protocol, update: LayerUpdate | None) -> tuple[int | None, list[Check]]:
-    """How many samples the server sees at once; what an update says counts before what was given."""
-    if update is None:
-        return protocol.total, []
-    seen = factorise(update).batch_size
-    if not seen:
-        return protocol.total, []
-    if protocol.total is not None and protocol.total != seen:
-        words = (
-            f"The update shows {seen} samples, {protocol.total} were named: duplicates and samples "
-            "whose gradient vanished do not show. The update's count is used."
-        )
-        return seen, [Check((Remark(Level.NOTE, "batch size", words),))]
-    return seen, []
-
-
-def _choose(structure: ModelStructure, name: str | None, samples: int | None) -> LayerView | None:
-    """The layer to judge: the one named, else the first that is wide enough for the batch."""
+def _candidates(structure: ModelStructure, name: str | None, samples: int) -> list[LayerView]:
+    """The layers to rehearse: the one named, else the first that is wide enough for the batch; where
+    the forward pass does not say, all that may be attackable."""
     if name is not None:
-        named = structure.named(name) or (structure.layers[0] if name == "layer" else None)
+        named = structure.named(name)
         if named is None:
             names = ", ".join(repr(layer.name) for layer in structure.layers) or "none"
             raise InvalidOption(
                 f"the model has no linear layer {name!r}; its linear layers: {names}"
             )
-        return named if named.attackable else None
+        return [named] if named.attackable or (named.unseen and named.has_bias) else []
     open_ = [layer for layer in structure.layers if layer.attackable]
-    b = samples or 1
-    for factor in (protocol_checks.NEURONS_PER_SAMPLE, 1):
+    for factor in (NEURONS_PER_SAMPLE, 1):
         for layer in open_:
-            if factor * b <= layer.outputs and b < min(layer.outputs, layer.inputs):
-                return layer
-    return open_[0] if open_ else None
+            if factor * samples <= layer.outputs and samples < min(layer.outputs, layer.inputs):
+                return [layer]
+    if open_:
+        return open_[:1]
+    return [layer for layer in structure.layers if layer.unseen and layer.has_bias]
+
+
+def _unattackable(
+    model: nn.Module,
+    structure: ModelStructure,
+    name: str | None,
+    protocol: Protocol,
+    remarks: list[Remark | None],
+) -> Preflight:
+    """No layer is next to a ReLU: is that a protection, or merely another attack's business?"""
+    layers = [layer for layer in structure.layers if name in (None, layer.name)]
+    divides = next((layer for layer in layers if layer.divides), None)
+    near = next((layer for layer in layers if layer.near), None)
+    own = hand_made(model)
+    reached, happened = Exposure.NOT_EXPOSED, "no linear layer with a bias stands next to a ReLU"
+    lone = protocol.samples == 1 or (protocol.local_batch_size == 1 and protocol.one_step)
+    if lone and divides is not None and protocol.clients == 1:
+        reached = Exposure.EXPOSED if divides.report.reads_data else Exposure.PARTLY
+        happened = (
+            f"the only sample is the weight gradient of layer {divides.name!r} divided by its bias "
+            "gradient, whatever the activation"
+        )
+    elif near is not None:
+        remarks.append(model_checks.in_disguise(near))
+        reached = Exposure.PARTLY
+        happened = f"layer {near.name!r} is as sparse as behind a ReLU, though SPEAR refuses it"
+    elif (lone or protocol.samples is None) and divides is not None:
+        reached = Exposure.UNKNOWN
+        happened += ", but an update of one sample by itself gives it away all the same"
+    elif own:
+        reached = Exposure.UNKNOWN
+        happened += f", but {own[0]!r} may be a linear layer that is none of torch's"
+    else:
+        remarks.append(model_checks.no_layer(structure))
+        if name is not None:
+            happened = f"layer {name!r} cannot be attacked ({layers[0].report.why})"
+    return concluded(reached, happened, remarks, structure)
 
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """A layer that can be attacked, and all that is known around it."""
+    """A model with layers that can be attacked, what its clients do, and how to rehearse."""
 
-    model: nn.Module | None
+    model: nn.Module
     structure: ModelStructure
-    layer: LayerView
-    samples: int | None
     protocol: Protocol
-    update: LayerUpdate | None
+    privacy: Privacy
     shape: tuple[int, ...] | None
+    data: str | None
+    max_seconds: float
+    tell: Callable[[str], None]
 
-    @property
-    def too_many(self) -> bool:
-        fewest = min(self.layer.inputs, self.layer.outputs)
-        return self.samples is not None and self.samples >= fewest
+    def judge(self, layer: LayerView, remarks: Sequence[Remark | None]) -> Preflight:
+        """Rehearse with every kind of data that fits, and say what came of it."""
+        remarks = [
+            *remarks,
+            model_checks.what_it_reads(layer),
+            model_checks.before_the_layer(layer),
+            *model_checks.skipped_layers(self.structure, layer),
+        ]
+        samples = self.protocol.samples or _GUESSED_BATCH
+        protocol = replace(self.protocol, samples=samples)
+        hidden = model_checks.drowned(self.structure, protocol, self.privacy.steps)
+        stage = prepare(self.model, layer, protocol, self.shape)
+        if isinstance(stage, Declined):
+            return self._by_theory(layer, stage, hidden, remarks)
+        remarks += [self._assumed(stage), model_checks.too_many_samples(layer, stage.rows)]
+        played = []
+        for kind in kinds_for(self.model, stage.shape, self.data):
+            self.tell(f"rehearsing with made-up data: {kind.words}")
+            found = stage.rehearse(kind, max_seconds=self.max_seconds)
+            if isinstance(found, Declined):
+                return self._by_theory(layer, found, hidden, remarks)
+            played.append(found)
+        remarks.append(_remark(played))
+        return self._concluded(stage, played, hidden, remarks)
 
-    def rehearse(self) -> Rehearsal | Declined:
-        if self.model is None or _is_unnamed_layer(self.update):
-            return Declined("no model was given")
-        if self.too_many:
-            return Declined("the batch is too large for the layer")
-        clip = self.protocol.clip if self.update is None else None
-        whole = self.protocol.clips == "global"
-        if clip is not None and whole:
-            clip /= update_per_gradient(self.protocol)
-        batch = self.samples or _GUESSED_BATCH
-        return rehearse(
-            self.model, self.layer.name, batch, shape=self.shape, clip=clip, whole=whole
+    def _concluded(
+        self,
+        stage: Stage,
+        played: list[Rehearsal],
+        hidden: Remark | None,
+        remarks: list[Remark | None],
+    ) -> Preflight:
+        """The verdict of the kind of data of which most came back."""
+        best = min(played, key=lambda one: _ORDER.index(one.score.recovery))
+        score = best.score
+        reached, layer, clients = _VERDICTS[score.recovery], stage.layer, self.protocol.clients
+        if score.recovery is not Recovery.NOTHING:
+            where = f"layer {layer.name!r} ({layer.inputs} → {layer.outputs})"
+            happened = f"{score.words} from {where}{_others(best, played)}"
+            if self.protocol.clips == "per-layer":
+                reached, happened = Exposure.PARTLY, f"{happened}, but for a factor each"
+        elif hidden is not None:
+            remarks.append(hidden)
+            reached, happened = Exposure.NOT_EXPOSED, _HIDDEN
+        elif any(one.cause is Cause.TIME for one in played):
+            happened = "the rehearsal found nothing in its time; give it more (max_seconds)"
+        else:
+            happened = f"a rehearsal with made-up data recovered nothing; {_AUDIT}"
+        if clients > 1:
+            remarks.append(self._alone(stage, best, reached))
+            happened = f"if the server only sees the sum of {clients} clients, {happened}"
+        return concluded(reached, happened, remarks, self.structure, layer)
+
+    def _alone(self, stage: Stage, best: Rehearsal, reached: Exposure) -> Remark | None:
+        """What one client's update gives away where the server sees it before the sum."""
+        if reached is Exposure.EXPOSED:
+            words = "The sum gives the samples away; which of them is whose does not show."
+            return Remark(Level.EXPOSED, "aggregation", words)
+        self.tell("rehearsing one client's update by itself")
+        found = stage.alone().rehearse(best.kind, max_seconds=self.max_seconds)
+        if isinstance(found, Declined):
+            words = f"One client's update by itself was not rehearsed: {found.reason}."
+            return Remark(Level.NOTE, "aggregation", words)
+        words = (
+            f"A server that sees one client's update by itself: {found.score.words} "
+            f"({best.kind.words}). The sum protects only if nobody sees the parts."
         )
+        level = Level.NOTE if found.score.recovery is Recovery.NOTHING else Level.EXPOSED
+        return Remark(level, "aggregation", words)
 
-    def forecast(self, seen: Rehearsal | Declined) -> NoiseForecast | None:
-        if self.update is not None:
-            return observed(factorise(self.update))
-        if isinstance(seen, Declined) or self.samples is None or self.model is None:
+    def _assumed(self, stage: Stage) -> Remark | None:
+        """What the rehearsal took for granted."""
+        parts = []
+        if self.protocol.samples is None:
+            parts.append(f"the batch size was not told and taken to be {stage.protocol.samples}")
+        if self.shape is None:
+            shape = " x ".join(map(str, stage.shape))
+            parts.append(f"one input was taken to be {shape}; tell the shape if it is another")
+        if self.protocol.sends != "gradient" and self.protocol.lr is None:
+            parts.append(f"the learning rate was not told and taken to be {stage.protocol.rate:g}")
+        if stage.rows != stage.protocol.total:
+            parts.append(
+                f"the layer sees {stage.rows} rows for {stage.protocol.total} samples (tokens or "
+                "positions), each of which counts as a sample of its own"
+            )
+        if not parts:
             return None
-        if noise_checks.is_uneven(self.protocol):
-            return None
-        weight = self.model.get_submodule(self.layer.name).weight
-        assert isinstance(weight, torch.Tensor)
-        return rehearsed(seen, self.protocol, weight)
+        words = "; ".join(parts)
+        return Remark(Level.NOTE, "assumed", f"{words[0].upper()}{words[1:]}.")
+
+    def _by_theory(
+        self, layer: LayerView, why: Declined, hidden: Remark | None, remarks: list[Remark | None]
+    ) -> Preflight:
+        """Without a rehearsal: a small batch of a plain protocol is expected to come back."""
+        samples = self.protocol.total or _GUESSED_BATCH
+        plain = self.protocol.undefended == self.protocol and self.protocol.is_sgd
+        fits = NEURONS_PER_SAMPLE * samples <= layer.outputs and samples < layer.inputs
+        reached, happened = Exposure.UNKNOWN, f"not rehearsed: {why.reason}"
+        if plain and fits and isinstance(why, TooLarge):
+            reached = Exposure.EXPOSED
+            happened += (
+                f"; {samples} samples are expected to come back exactly from layer {layer.name!r}, as "
+                "in our measurements up to a fifth of its outputs"
+            )
+        elif hidden is not None:
+            remarks.append(hidden)
+            reached, happened = Exposure.NOT_EXPOSED, _HIDDEN
+        return concluded(reached, happened, remarks, self.structure, layer)
 
 
-def _attackable(case: _Case) -> tuple[list[Check], Predictions, int | None]:
-    """Everything there is to say about a layer that can be attacked; and the rows it sees."""
-    layer, protocol, rows = case.layer, case.protocol, case.samples
-    checks = [
+def _remark(played: list[Rehearsal]) -> Remark:
+    """What came back of each kind of data."""
+    parts = []
+    for one in played:
+        proof = (
+            f", {one.certified} of them proved" if one.score.recovered else f" ({one.cause.value})"
+        )
+        parts.append(f"{one.kind.words}: {one.score.words}{proof}")
+    some = any(one.score.recovered for one in played)
+    words = "; ".join(parts)
+    level = Level.EXPOSED if some else Level.PROTECTED
+    return Remark(level, "rehearsal", f"{words[0].upper()}{words[1:]}.")
+
+
+def _others(best: Rehearsal, played: list[Rehearsal]) -> str:
+    """Where the kinds of data disagree: what came back of each."""
+    if all(one.score.recovery is best.score.recovery for one in played):
+        return ""
+    less = [f"{one.kind.words}: {one.score.short}" for one in played if one is not best]
+    return f" ({'; '.join([best.kind.words, *less])})"
+
+
+def _of_update(
+    model: nn.Module | None, update: LayerUpdate, protocol: Protocol, max_seconds: float
+) -> Preflight:
+    """A real update needs no rehearsal: it is inverted, and only counts are kept."""
+    structure = _given_layer(update) if model is None or update.layer is None else examine(model)
+    layer = structure.named(update.layer or "layer") or structure.layers[0]
+    result = invert(update, model=model, max_seconds=max_seconds)
+    found = Finding.of(result, "the update", update)
+    likely = result.outcome is Outcome.EXACT or found.is_likely
+    reached = (
+        Exposure.EXPOSED if likely else Exposure.PARTLY if found.recovered else Exposure.UNKNOWN
+    )
+    remarks = [
+        Remark(Level.EXPOSED if found.recovered else Level.NOTE, "the update", f"{result.reason}."),
         model_checks.what_it_reads(layer),
-        model_checks.skipped_layers(case.structure, layer),
         model_checks.before_the_layer(layer),
     ]
-    seen = case.rehearse()
-    if isinstance(seen, Rehearsal) and case.model is not None:
-        if rows is not None and case.update is None:
-            rows = seen.rows
-        batch = case.samples or _GUESSED_BATCH
-        checks += model_checks.rehearsed_gradient(case.model, layer, seen, batch)
-        checks.append(_assumed(seen))
-    elif isinstance(seen, Declined) and case.update is None and not case.too_many:
-        words = f"There is no estimate of the spectrum: {seen.reason}. Give the shape of one input."
-        blind = Remark(Level.NOTE, "no rehearsal", words)
-        checks.append(
-            Check(
-                (blind,),
-                _limit_without_spectrum(protocol),
-                "noise cannot be judged without a spectrum",
-            )
+    if model is not None:
+        remarks += [model_checks.modes(model), model_checks.embeddings(model)]
+    seen = result.batch_size
+    if seen and protocol.total not in (None, seen):
+        words = (
+            f"The update shows {seen} samples, {protocol.total} were named: duplicates and samples "
+            "whose gradient vanished do not show."
         )
-    if case.model is not None:
-        behind = None if isinstance(seen, Declined) else seen
-        checks.append(model_checks.behind_the_layer(case.model, layer, behind))
-    checks.append(protocol_checks.size(layer, rows, protocol))
-    if not protocol.is_sgd:  # nothing below holds for what it sends
-        return checks, Predictions(), rows
-    forecast = case.forecast(seen)
-    if forecast is not None:
-        checks.append(noise_checks.noise(forecast, protocol))
-    predicted = None if rows is None else protocol_checks.predict(layer, rows)
-    if predicted is None or rows is None:
-        return checks, Predictions(forecast=forecast), rows
-    lemmas, measured = predicted
-    checks.append(protocol_checks.success(layer, rows, lemmas, measured, forecast))
-    return checks, Predictions(lemmas, measured, forecast), rows
+        remarks.append(Remark(Level.NOTE, "batch size", words))
+    happened = found.headline[0].lower() + found.headline[1:].removesuffix(".")
+    judged = concluded(reached, happened, remarks, structure, layer)
+    return replace(judged, batch_size=seen or protocol.total)
 
 
-def _assumed(seen: Rehearsal) -> Check:
-    if seen.given:
-        return Check()
-    shape = " x ".join(map(str, seen.shape))
-    words = f"For the rehearsal one input was taken to be {shape}; name another shape if it is not."
-    return Check((Remark(Level.NOTE, "input shape", words),))
-
-
-def _limit_without_spectrum(protocol: Protocol) -> Exposure:
-    """Without a spectrum nothing can be said of noise."""
-    return Exposure.UNKNOWN if protocol.sigma or protocol.coarse else Exposure.EXPOSED
+def _given_layer(update: LayerUpdate) -> ModelStructure:
+    why = f"it is taken to have a ReLU {update.relu} it, as it was given directly"
+    report = LayerReport(update.layer or "layer", update.relu, why, reads_data=True)
+    return ModelStructure((LayerView(report, update.inputs, update.outputs, True),))

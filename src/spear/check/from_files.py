@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
-from spear.check.checks import check_protocol
-from spear.check.conclusion import Preflight
-from spear.check.exposure import Exposure
-from spear.check.protocol_checks import NEURONS_PER_SAMPLE
+from spear.check.checks import preflight
+from spear.check.conclusion import Exposure, Preflight
 from spear.errors import Declined, InvalidFile, InvalidOption
-from spear.federated import Privacy
 from spear.files import (
     UpdateFiles,
     build_model,
@@ -68,36 +66,27 @@ class CheckFiles:
 
 
 def check_files(
-    files: CheckFiles,
-    *,
-    layer: str | None = None,
-    input_shape: tuple[int, ...] | None = None,
-    protocol: Protocol | None = None,
-    privacy: Privacy | None = None,
+    files: CheckFiles, *, protocol: Protocol | None = None, **options: Any
 ) -> Preflight:
     """The preflight of what lies on disk.
 
     Args:
         files: where it is.
-        layer: the layer to judge.
-        input_shape: of one input, for the rehearsal on made-up inputs; guessed unless given.
         protocol: what clients do, as far as it is known. What they send is told by the file.
-        privacy: what epsilon is counted for.
+        options: the others of `preflight`.
     """
-    protocol, privacy = protocol or Protocol(), privacy or Privacy()
+    protocol = protocol or Protocol()
     if files.sends is not None:
-        return _with_update(files, layer, protocol, privacy)
+        return _with_update(files, protocol, **options)
     if files.model is not None:
-        model = _in_mode(_built(files), files.mode)
-        return check_protocol(model, protocol, privacy, layer=layer, input_shape=input_shape)
+        return preflight(_in_mode(_built(files), files.mode), protocol=protocol, **options)
     assert files.weights is not None
     weights, _ = named(read_tensors(files.weights), {})
     like(weights, weights, files.weights)  # NaN is told
     recognised = plain_mlp(weights)
     if isinstance(recognised, Declined):
         return _by_shapes(weights, recognised.reason)
-    found = check_protocol(recognised, protocol, privacy, layer=layer, input_shape=input_shape)
-    return _assuming(found, _MLP)
+    return _assuming(preflight(recognised, protocol=protocol, **options), _MLP)
 
 
 _MLP = (
@@ -108,7 +97,7 @@ _MLP = (
 
 
 def _with_update(
-    files: CheckFiles, layer: str | None, protocol: Protocol, privacy: Privacy
+    files: CheckFiles, protocol: Protocol, layer: str | None = None, **options: Any
 ) -> Preflight:
     view = observe_files(
         UpdateFiles(
@@ -122,7 +111,7 @@ def _with_update(
         )
     )
     model = None if view.model is None else _in_mode(view.model, files.mode)
-    found = check_protocol(model, view.protocol, privacy, update=view, layer=layer)
+    found = preflight(model, protocol=view.protocol, update=view, layer=layer, **options)
     return _assuming(found, *view.notes)
 
 
@@ -141,17 +130,12 @@ def _built(files: CheckFiles) -> nn.Module:
             )
         weights = dict(zip(own, weights.values(), strict=True))
     weights = like(matched(weights, own, files.weights), own, files.weights)
-    wrong = [name for name in weights if weights[name].shape != own[name].shape]
-    missing = [name for name, _ in model.named_parameters() if name not in weights]
-    if wrong or missing:
-        problem = (
-            f"{wrong[0]!r} has shape {tuple(weights[wrong[0]].shape)}, expected "
-            f"{tuple(own[wrong[0]].shape)}"
-            if wrong
-            else f"{missing[0]!r} is missing"
-        )
-        raise InvalidFile(f"{files.weights} does not fit {files.model}: {problem}")
-    model.load_state_dict(weights, strict=False)
+    buffers = {name: own[name] for name, _ in model.named_buffers() if name in own}
+    try:
+        model.load_state_dict({**buffers, **weights})
+    except RuntimeError as error:
+        problem = str(error).splitlines()[-1].strip()
+        raise InvalidFile(f"{files.weights} does not fit {files.model}: {problem}") from error
     return model
 
 
@@ -165,32 +149,16 @@ def _assuming(found: Preflight, *assumptions: str) -> Preflight:
 
 
 def _by_shapes(weights: dict[str, Tensor], why: str) -> Preflight:
-    """Weights that are no plain MLP: what their linear layers would give away behind a ReLU."""
-    layers = [layer for layer in linear_layers(weights) if layer.bias]
-    convolutions = any(weight.ndim in (3, 4, 5) for weight in weights.values())
+    """Weights that are no plain MLP: there is no verdict without the model."""
     rows = tuple(
-        (
-            layer.name,
-            f"{layer.inputs} → {layer.outputs}",
-            "if a ReLU follows" if layer.bias else "no",
-            f"then batches of up to about {max(1, layer.outputs // NEURONS_PER_SAMPLE)}"
-            if layer.bias
-            else "it has no bias, and the bias gradient gives each input its scale",
-            "activations behind convolutions" if convolutions else "not known",
-        )
+        (layer.name, f"{layer.inputs} → {layer.outputs}", "yes" if layer.bias else "no")
         for layer in linear_layers(weights)
     )
-    columns = ("layer", "inputs → outputs", "attackable", "why", "reads")
-    table = Table("Linear layers", columns, rows, "Read from names and shapes alone.")
+    table = Table("Linear layers", ("layer", "inputs → outputs", "bias"), rows)
     words = (
         f"The weights are no plain MLP ({why}), and names and shapes do not say which activations "
-        "stand between the layers. Give the model (package.module:factory) for a verdict."
+        "stand between the layers. Give the model (package.module:factory)."
     )
-    remark = Remark(Level.NOTE, "no model", words)
-    if not layers:
-        words = "No tensor is the weight of a linear layer with a bias: SPEAR attacks nothing else."
-        remark = Remark(Level.PROTECTED, "no linear layer", words)
-        headline = "Not exposed to this attack: there is no linear layer with a bias."
-        return Preflight(Exposure.NOT_EXPOSED, headline, (remark,), table)
     headline = "Unknown: weights alone do not say where the ReLUs are. Give the model."
+    remark = Remark(Level.NOTE, "no model", words)
     return Preflight(Exposure.UNKNOWN, headline, (remark,), table)

@@ -13,18 +13,8 @@ from spear.errors import Declined
 from spear.report import Table
 from spear.update import LayerReport, inspect_layers, trace
 
-_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
-_FRONTS: dict[str, tuple[type[nn.Module], ...]] = {
-    "convolutions": _CONVOLUTIONS,
-    "an embedding": (nn.Embedding, nn.EmbeddingBag),
-    "attention": (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer),
-    "a recurrent layer": (nn.RNNBase,),
-    "batch norm": _BATCH_NORMS,
-    "layer norm": (nn.LayerNorm, nn.GroupNorm),
-    "linear layers": (nn.Linear,),
-}
 
 
 @dataclass(frozen=True)
@@ -58,8 +48,15 @@ class LayerView:
             return "the data"
         if self.unseen:
             return "not known"
-        fronts = [front for front in self.fronts if front != "linear layers"] or self.fronts
-        return f"activations behind {' and '.join(fronts)}" if fronts else "transformed data"
+        return f"activations behind {', '.join(self.fronts)}" if self.fronts else "transformed data"
+
+    @property
+    def limit(self) -> str:
+        """Why what comes back is not the data itself, as the end of a sentence; empty if it is."""
+        if self.report.caveat is not None:
+            return "dropout or batch norm changed the data before the layer"
+        known = self.report.reads_data or self.unseen
+        return "" if known else f"these are {self.reads}, not the data"
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def examine(model: nn.Module) -> ModelStructure:
 
     >>> net = nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 2))
     >>> [(layer.name, layer.attackable, layer.reads) for layer in examine(net).layers]
-    [('0', False, 'the data'), ('2', False, 'activations behind linear layers')]
+    [('0', False, 'the data'), ('2', False, 'activations behind Linear')]
     """
     traced = trace(model)
     untraced = traced.reason if isinstance(traced, Declined) else ""
@@ -127,28 +124,25 @@ def examine(model: nn.Module) -> ModelStructure:
     return ModelStructure(tuple(views), untraced)
 
 
-def active(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[str]:
-    """Names of the model's modules of some kinds that are in train mode."""
+def with_modes(model: nn.Module, *, at_work: bool) -> list[str]:
+    """Names of its dropouts and batch norms that are in train mode, or that are not."""
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, kinds) and module.training and getattr(module, "p", 1) > 0
+        if isinstance(module, (*_DROPOUTS, *_BATCH_NORMS))
+        and module.training is at_work
+        and getattr(module, "p", 1) > 0
     ]
 
 
-def dropouts(model: nn.Module) -> list[str]:
-    """Names of its dropouts that are at work."""
-    return active(model, _DROPOUTS)
-
-
-def batch_norms(model: nn.Module) -> list[str]:
-    """Names of its batch norms that normalise over the client's batch."""
-    return active(model, _BATCH_NORMS)
-
-
-def has_modes(model: nn.Module) -> bool:
-    """Does the model compute differently in train and in eval mode?"""
-    return any(isinstance(module, (*_DROPOUTS, *_BATCH_NORMS)) for module in model.modules())
+def hand_made(model: nn.Module) -> list[str]:
+    """Names of trained matrices outside torch's own modules, which may be linear layers."""
+    return [
+        f"{name}.{own}".removeprefix(".")
+        for name, module in model.named_modules()
+        for own, p in module.named_parameters(recurse=False)
+        if p.ndim == 2 and p.requires_grad and not type(module).__module__.startswith("torch.nn")
+    ]
 
 
 def _tied(model: nn.Module) -> set[str]:
@@ -216,10 +210,12 @@ def _ancestors(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _fronts(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, ...]:
+    """The kinds of layers before it."""
     before = [modules.get(str(n.target)) for n in _ancestors(node) if n.op == "call_module"]
-    return tuple(
-        words for words, kinds in _FRONTS.items() if any(isinstance(m, kinds) for m in before)
-    )
+    kinds = [
+        type(m).__name__ for m in before if m is not None and any(True for _ in m.parameters())
+    ]
+    return tuple(dict.fromkeys(reversed(kinds)))
 
 
 def _near(node: fx.Node, modules: dict[str, nn.Module]) -> str:

@@ -1,4 +1,4 @@
-"""`spear check`: before any attack, is this model with this protocol exposed?"""
+"""`spear check`: is this model with this protocol exposed? A rehearsal on made-up data says so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from spear.cli import options as told
 from spear.cli.console import PlainConsole
@@ -21,10 +20,14 @@ from spear.errors import InvalidOption
 
 if TYPE_CHECKING:
     from spear.check import Preflight
-    from spear.report import Table as Rows
 
-_EXIT_CODES = {"NOT_EXPOSED": 0, "PARTLY": 10, "UNKNOWN": 10, "EXPOSED": 20}
-_COLOURS = {"EXPOSED": "red", "PARTLY": "yellow", "UNKNOWN": "yellow", "NOT_EXPOSED": "green"}
+_EXIT_CODES = {"not exposed": 0, "partly exposed": 10, "unknown": 10, "exposed": 20}
+_COLOURS = {0: "green", 10: "yellow", 20: "red"}  # by exit code
+_NEXT = {
+    0: "spear audit measures it on data like yours, and utility beside it.",
+    10: "spear audit measures on data like yours where leakage starts and stops.",
+    20: "spear audit measures which batch sizes, noise or aggregation stop it, and what they cost.",
+}
 _GROUPS = {
     "exposed": ("red", "What exposes it"),
     "protected": ("green", "What stands in the way"),
@@ -32,7 +35,6 @@ _GROUPS = {
 }
 _WHAT, _WRITE = "What to judge", "What to write"
 _MOST_INPUTS = 10**8  # of one sample
-_WIDE = 1000  # characters of a line that no terminal folds
 
 EPILOG = """Examples:
 
@@ -62,7 +64,7 @@ def check(
     update: Annotated[
         Path | None,
         typer.Option(
-            help="Gradients one client sent: size, spectrum and noise are read off.",
+            help="Gradients one client sent: these are inverted, nothing is rehearsed.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -80,6 +82,14 @@ def check(
     shape: Annotated[
         str | None,
         typer.Option(help="Of one input: 3x32x32, or 784.", rich_help_panel=_WHAT),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Made-up data: photos, pixels (in [0, 1]), drawings, table or numbers; all that fit "
+            "unless given.",
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     mode: Annotated[
         str | None,
@@ -108,6 +118,7 @@ def check(
     delta: told.Delta = 1e-5,
     dataset_size: told.DatasetSize = None,
     steps: told.Steps = 1,
+    max_seconds: Annotated[float, typer.Option(help="Of one search.", min=0.1)] = 10.0,
     json: Annotated[
         Path | None,
         typer.Option(
@@ -119,7 +130,7 @@ def check(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
 ) -> None:
-    """Say, before any attack, whether a model and a protocol are exposed, and why or why not."""
+    """Rehearse the attack with made-up data: are this model and protocol exposed, and why?"""
     existing(model, weights, update, after, difference)
     for path in (json, report):
         writable(path, weights, update, after, difference)
@@ -155,8 +166,16 @@ def check(
     protocol, privacy = Protocol.of(**words), Privacy(delta, dataset_size, steps)
     input_shape = None if shape is None else _sizes(shape)
     began = time.monotonic()
+    status = PlainConsole(stderr=True)
     found = check_files(
-        files, layer=layer, input_shape=input_shape, protocol=protocol, privacy=privacy
+        files,
+        protocol=protocol,
+        privacy=privacy,
+        layer=layer,
+        input_shape=input_shape,
+        data=data,
+        max_seconds=max_seconds,
+        tell=lambda words: None if quiet else status.print(f"[dim]{escape(words)} ...[/dim]"),
     )
     seconds = time.monotonic() - began
     console = PlainConsole(stderr=str(json) == "-")
@@ -166,7 +185,7 @@ def check(
     made = found.report(f"Is {name} exposed?", settings={"command": command}, seconds=seconds)
     for path in write(made, json, report):
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
-    raise typer.Exit(_EXIT_CODES[found.verdict.name])
+    raise typer.Exit(_EXIT_CODES[found.verdict.value])
 
 
 def _sizes(shape: str) -> tuple[int, ...]:
@@ -181,7 +200,8 @@ def _sizes(shape: str) -> tuple[int, ...]:
 
 def _show(console: Console, found: Preflight, quiet: bool) -> None:
     verdict, _, rest = found.headline.partition(":")
-    colour = _COLOURS[found.verdict.name]
+    code = _EXIT_CODES[found.verdict.value]
+    colour = _COLOURS[code]
     console.print(f"[b {colour}]{escape(verdict)}[/b {colour}]:{escape(rest)}", soft_wrap=True)
     if quiet:
         return
@@ -192,18 +212,4 @@ def _show(console: Console, found: Preflight, quiet: bool) -> None:
         for remark in own:
             words = f"  [{tint}]{escape(remark.subject)}[/{tint}]: {escape(remark.words)}"
             console.print(words, soft_wrap=True)
-    # Lines are folded for terminals only.
-    wide = console if console.is_terminal else PlainConsole(file=console.file, width=_WIDE)
-    for table in (found.predictions.table(), found.layers):
-        if table.rows:
-            wide.print()
-            wide.print(_drawn(table))
-
-
-def _drawn(rows: Rows) -> Table:
-    table = Table(*rows.columns, title=rows.title, title_justify="left")
-    for column in table.columns:
-        column.overflow = "fold"  # rather than cut off
-    for row in rows.rows:
-        table.add_row(*(escape("" if cell is None else str(cell)) for cell in row))
-    return table
+    console.print(f"\n[b]What to do[/b]\n  {_NEXT[code]}", soft_wrap=True)

@@ -1,13 +1,17 @@
-"""What a client computes on its private batch and sends."""
+"""What a client computes on its private batch: gradients, clipped if asked for, and local training."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
+
+from spear.errors import InvalidOption
+from spear.update import Protocol
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -18,11 +22,88 @@ def fedsgd(
     targets: Tensor,
     loss: Loss = nn.functional.cross_entropy,
 ) -> dict[str, Tensor]:
-    """One FedSGD update: the gradient of the loss on the whole batch, by parameter name."""
-    names = [name for name, p in model.named_parameters() if p.requires_grad]
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    gradients = torch.autograd.grad(loss(model(inputs), targets), parameters)
-    return dict(zip(names, gradients, strict=True))
+    """One FedSGD update: the gradient of the loss on the whole batch, by parameter name.
+
+    Parameters that the loss does not depend on are left out.
+    """
+    named = trained_parameters(model)
+    value = loss(model(inputs), targets)
+    gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
+    return {name: g for name, g in zip(named, gradients, strict=True) if g is not None}
+
+
+def clipped_gradient(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    protocol: Protocol,
+    loss: Loss = nn.functional.cross_entropy,
+) -> dict[str, Tensor]:
+    """The gradient of a batch, each sample's own clipped first where the protocol says so.
+
+    Per layer, the bound C is split evenly among the parameters, as Opacus does.
+
+    >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> x, y = torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1])
+    >>> clipped = clipped_gradient(net, x, y, Protocol(clip=0.01))
+    >>> math.hypot(*(float(g.norm()) for g in clipped.values())) <= 0.01
+    True
+    """
+    if protocol.clip is None or protocol.clips == "global":
+        return fedsgd(model, inputs, targets, loss)
+    total: dict[str, Tensor] = {}
+    for x, y in zip(inputs, targets, strict=True):
+        own = fedsgd(model, x[None], y[None], loss)
+        norms = torch.stack([g.norm() for g in own.values()])
+        if protocol.clips == "per-sample":
+            factors = (protocol.clip / norms.norm()).clamp_max(1.0).expand(len(own))
+        else:
+            factors = (protocol.clip / math.sqrt(len(own)) / norms).clamp_max(1.0)
+        for (name, g), factor in zip(own.items(), factors, strict=True):
+            total[name] = (
+                total.get(name, 0) + factor.nan_to_num(1.0) * g
+            )  # a norm of 0 clips nothing
+    parts = len(inputs) if protocol.reduction == "mean" else 1
+    return {name: g / parts for name, g in total.items()}
+
+
+def train_locally(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    protocol: Protocol,
+    *,
+    loss: Loss = nn.functional.cross_entropy,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """The model after a client's local training as the protocol has it; the one given stays.
+
+    Args:
+        model: what the server sent.
+        inputs: the client's data, (b, ...).
+        targets: (b, ...).
+        protocol: steps or epochs (one unless told), mini-batches, learning rates, optimiser, momentum,
+            weight decay, FedProx, clipping of samples.
+        loss: `loss(outputs, targets)`.
+        generator: of the shuffling.
+    """
+    local = copy.deepcopy(model)
+    named = trained_parameters(local)
+    start = {name: p.detach().clone() for name, p in named.items()}
+    optimiser = _optimiser(protocol, list(named.values()))
+    size = protocol.local_batch_size or len(inputs)
+    steps = protocol.local_steps or (protocol.epochs or 1) * math.ceil(len(inputs) / size)
+    order = islice(_minibatches(len(inputs), size, generator), steps)
+    for rate, chosen in zip(protocol.rates(steps), order, strict=True):
+        gradient = clipped_gradient(local, inputs[chosen], targets[chosen], protocol, loss)
+        for name, p in named.items():
+            p.grad = gradient.get(name)
+            if protocol.proximal and p.grad is not None:
+                p.grad = p.grad + protocol.proximal * (p.detach() - start[name])
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        optimiser.step()
+    return local
 
 
 def fedavg(
@@ -40,32 +121,20 @@ def fedavg(
 ) -> dict[str, Tensor]:
     """One FedAvg update: the state dict a client sends back after training on its own batch.
 
-    Args:
-        model: what the server sent; it stays as it is.
-        inputs: the client's data, (b, ...).
-        targets: (b, ...).
-        lr: learning rate of plain SGD, with `momentum` and `weight_decay` as torch.optim.SGD has them.
-        epochs: passes over the data.
-        batch_size: samples a step; all of them unless given. Epochs are shuffled then.
-        loss: `loss(outputs, targets)`.
-        generator: of the shuffling.
-
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> sent_back = fedavg(net, torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 0, 1]), lr=0.1, epochs=2)
     >>> sorted(sent_back) == sorted(net.state_dict())
     True
     """
-    if lr <= 0 or epochs < 1 or (batch_size is not None and batch_size < 1):
-        raise ValueError(
-            f"expected lr > 0, epochs and batch_size >= 1, got {lr}, {epochs}, {batch_size}"
-        )
-    local = copy.deepcopy(model)
-    optimiser = torch.optim.SGD(
-        local.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay
+    protocol = Protocol(
+        sends="weights",
+        lr=lr,
+        epochs=epochs,
+        local_batch_size=batch_size,
+        momentum=momentum,
+        weight_decay=weight_decay,
     )
-    for _ in range(epochs):
-        for chosen in _minibatches(len(inputs), batch_size, generator):
-            _step(local, optimiser, inputs[chosen], targets[chosen], loss)
+    local = train_locally(model, inputs, targets, protocol, loss=loss, generator=generator)
     return {name: value.detach().clone() for name, value in local.state_dict().items()}
 
 
@@ -90,37 +159,46 @@ def train(
     >>> bool((later(x).argmax(1) == y).float().mean() > 0.9)
     True
     """
-    if steps < 0 or lr <= 0 or batch_size < 1:
-        raise ValueError(
-            f"expected steps >= 0, lr > 0, batch_size >= 1, got {steps}, {lr}, {batch_size}"
+    if steps == 0:
+        return copy.deepcopy(model)
+    protocol = Protocol(
+        sends="weights", lr=lr, local_steps=steps, local_batch_size=batch_size, momentum=momentum
+    )
+    return train_locally(model, inputs, targets, protocol, loss=loss, generator=generator)
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _optimiser(protocol: Protocol, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimiser by its name in torch.optim; what was not told is as torch has it."""
+    if protocol.is_sgd:
+        return protocol.optimiser(parameters)
+    known = {
+        name.lower(): kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and name not in ("Optimizer", "LBFGS")  # which needs a closure
+    }
+    if protocol.optimizer.lower() not in known:
+        raise InvalidOption(
+            f"expected {{optimizer}} to be one of torch.optim, got {protocol.optimizer!r}",
+            arguments=("optimizer",),
         )
-    trained = copy.deepcopy(model)
-    optimiser = torch.optim.SGD(trained.parameters(), lr=lr, momentum=momentum)
-    done = 0
-    while done < steps:
-        for chosen in _minibatches(len(inputs), batch_size, generator):
-            if done == steps:
-                break
-            _step(trained, optimiser, inputs[chosen], targets[chosen], loss)
-            done += 1
-    return trained
+    optimiser = known[protocol.optimizer.lower()](parameters, lr=protocol.rate)
+    assert isinstance(optimiser, torch.optim.Optimizer)
+    for group in optimiser.param_groups:
+        told = protocol.given("momentum", "weight_decay")
+        group |= {name: getattr(protocol, name) for name in told if name in group}
+    return optimiser
 
 
-def _step(
-    model: nn.Module, optimiser: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, loss: Loss
-) -> None:
-    optimiser.zero_grad()
-    value = loss(model(inputs), targets)
-    value.backward()  # type: ignore[no-untyped-call]
-    optimiser.step()
-
-
-def _minibatches(
-    count: int, size: int | None, generator: torch.Generator | None
-) -> Iterator[Tensor]:
-    """The indices of one epoch, shuffled if it has several steps."""
-    if size is None or size >= count:
-        yield torch.arange(count)
-        return
-    order = torch.randperm(count, generator=generator)
-    yield from order.tensor_split([size * i for i in range(1, math.ceil(count / size))])
+def _minibatches(count: int, size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
+    """The indices of step after step, without end; epochs of several steps are shuffled."""
+    while True:
+        if size >= count:
+            yield torch.arange(count)
+            continue
+        order = torch.randperm(count, generator=generator)
+        yield from order.tensor_split([size * i for i in range(1, math.ceil(count / size))])

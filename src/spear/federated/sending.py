@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spear.errors import InvalidOption
 from spear.federated import defences
-from spear.federated.client import fedavg, fedsgd
+from spear.federated.client import Loss, clipped_gradient, train_locally, trained_parameters
 from spear.update import LayerUpdate, Protocol, observe
 
 Batch = tuple[Tensor, Tensor]
@@ -30,25 +30,27 @@ class Sent:
 
     def after(self, model: nn.Module) -> dict[str, Tensor]:
         """The weights that came back (FedAvg)."""
-        own = {name: p.detach() + self.update[name] for name, p in _trained(model)}
+        own = {name: model.get_parameter(name).detach() + d for name, d in self.update.items()}
         return {**model.state_dict(), **self.buffers, **own}
 
-    def view(self, model: nn.Module) -> LayerUpdate:
-        """The attackable layer as the server sees it."""
+    def view(self, model: nn.Module, layer: str | None = None) -> LayerUpdate:
+        """The attackable layer as the server sees it; or the one named."""
         fields = {field.name: getattr(self.protocol, field.name) for field in fields_of(Protocol)}
-        told = Protocol(**{**fields, "samples": None})  # which a server need not know
+        if not isinstance(self.protocol.lr, tuple):  # one for each of so many steps
+            fields["samples"] = None  # which a server need not know
+        told = Protocol(**fields)
         if told.sends == "gradient":
-            return observe(model, self.update, protocol=told)
+            return observe(model, self.update, protocol=told, layer=layer)
         if told.sends == "difference":
-            return observe(model, difference=self.update, protocol=told)
-        return observe(model, after=self.after(model), protocol=told)
+            return observe(model, difference=self.update, protocol=told, layer=layer)
+        return observe(model, after=self.after(model), protocol=told, layer=layer)
 
     def apply(self, model: nn.Module, lr: float) -> None:
         """The server's step: the model moves on, in place."""
         rate = -lr if self.protocol.sends == "gradient" else 1.0
         with torch.no_grad():
-            for name, parameter in _trained(model):
-                parameter.add_(self.update[name], alpha=rate)
+            for name, change in self.update.items():
+                model.get_parameter(name).add_(change, alpha=rate)
         for name, buffer in model.named_buffers():
             if name in self.buffers:
                 buffer.copy_(self.buffers[name])
@@ -59,7 +61,7 @@ def send(
     batches: Sequence[Batch],
     protocol: Protocol,
     *,
-    loss: Any,
+    loss: Loss,
     generator: torch.Generator,
 ) -> Sent:
     """What clients with these batches send, each with noise of its own, and the server gets of it.
@@ -67,8 +69,8 @@ def send(
     Args:
         model: what the clients were sent; it stays as it is.
         batches: inputs and targets of each client.
-        protocol: what they do, its noise as sigma (see `resolved`).
-        loss: a mean over the batch.
+        protocol: what they do, all of it; its noise as sigma (see `resolved`).
+        loss: a mean over the batch, or a sum if the protocol says so.
         generator: of noise and shuffling.
     """
     if protocol.noise_multiplier is not None or protocol.epsilon is not None:
@@ -79,64 +81,42 @@ def send(
 
 
 def _client(
-    model: nn.Module,
-    batch: Batch,
-    protocol: Protocol,
-    loss: Any,
-    generator: torch.Generator,
+    model: nn.Module, batch: Batch, protocol: Protocol, loss: Loss, generator: torch.Generator
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """One client's update and its buffers: first clipped, then noised, then made smaller."""
     inputs, targets = batch
+    before = trained_parameters(model)
     buffers: dict[str, Tensor] = {}
-    if protocol.sends != "gradient":
-        assert protocol.epochs is not None
-        after = fedavg(
-            model,
-            inputs,
-            targets,
-            lr=protocol.rate,
-            epochs=protocol.epochs,
-            batch_size=protocol.local_batch_size,
-            loss=loss,
-            generator=generator,
-        )
-        update = {name: after[name] - p.detach() for name, p in _trained(model)}
-        buffers = {name: after[name] for name, _ in model.named_buffers() if name in after}
-        if protocol.clip is not None:
-            update = defences.clip(update, protocol.clip)
-    elif protocol.clip is not None:
-        from spear.federated.dpsgd import dpsgd
-
-        private = dpsgd(
-            model,
-            inputs,
-            targets,
-            max_grad_norm=protocol.clip,
-            sigma=protocol.sigma,
-            loss=loss,
-            generator=generator,
-        )
-        return _compressed(dict(private.gradients), protocol), buffers
+    if protocol.sends == "gradient":
+        copied = copy.deepcopy(model)  # batch norm keeps count of what it sees
+        update = clipped_gradient(copied, inputs, targets, protocol, loss)
     else:
-        update = fedsgd(model, inputs, targets, loss)
+        local = train_locally(model, inputs, targets, protocol, loss=loss, generator=generator)
+        after, saved = trained_parameters(local), local.state_dict()
+        update = {name: (after[name] - p).detach() for name, p in before.items()}
+        buffers = {name: value for name, value in local.named_buffers() if name in saved}
+    if protocol.clip is not None and protocol.clips == "global":
+        update = defences.clip(update, protocol.clip)
     if protocol.sigma:
         update = defences.add_noise(update, protocol.sigma, generator)
-    return _compressed(update, protocol), buffers
-
-
-def _compressed(update: dict[str, Tensor], protocol: Protocol) -> dict[str, Tensor]:
-    """Pruned and rounded, as far as the protocol says."""
     if protocol.pruned:
         update = defences.prune(update, protocol.pruned)
+    return _rounded(update, before, protocol), buffers
+
+
+def _rounded(
+    update: dict[str, Tensor], before: Mapping[str, Tensor], protocol: Protocol
+) -> dict[str, Tensor]:
+    """The update in the precision it is sent in; where weights are sent, theirs."""
     if protocol.bits is not None:
         return defences.quantise(update, protocol.bits)
-    if protocol.precision in ("float16", "bfloat16"):
-        return defences.half(update, getattr(torch, protocol.precision))
-    return update
-
-
-def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if protocol.precision not in ("float16", "bfloat16"):
+        return update
+    dtype = getattr(torch, protocol.precision)
+    if protocol.sends != "weights":
+        return defences.half(update, dtype)
+    sent = defences.half({name: p.detach() + update[name] for name, p in before.items()}, dtype)
+    return {name: sent[name] - p.detach() for name, p in before.items()}
 
 
 def split(inputs: Tensor, targets: Tensor, protocol: Protocol) -> list[Batch]:

@@ -1,0 +1,195 @@
+"""Made-up private data for a rehearsal: inputs of the model's shape, labels, and a loss.
+
+What comes back under noise depends on the data: pixels in [0, 1] are all alike but for a little, and
+drawings are mostly background. So there are several kinds, and a rehearsal plays all that fit. The
+constants give batches of 20 the singular values that batches of CIFAR-10, MNIST and ADULT have;
+docs/check.md says how well they foresee what comes back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from spear.errors import InvalidOption
+
+_SIDES = (32, 28, 64, 224, 96)  # of pictures that a convolution is tried with
+_TOKENS = 16  # a sentence's length, where a model reads words
+_SMALLEST_PICTURE = 16  # the side from which a row of numbers is taken for a picture
+_MOST_CATEGORIES = 28  # of a table's column
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of made-up data."""
+
+    name: str
+    words: str
+    make: Callable[[int, tuple[int, ...], torch.Generator], Tensor]
+    """From a number of samples, the shape of one and a generator."""
+
+
+def kinds_for(model: nn.Module, shape: tuple[int, ...], told: str | None = None) -> list[Kind]:
+    """The kinds of data that inputs of this shape may be; or the one told.
+
+    >>> [kind.name for kind in kinds_for(nn.Linear(784, 10), (784,))]
+    ['photos', 'pixels', 'drawings']
+    >>> [kind.name for kind in kinds_for(nn.Linear(14, 2), (14,))]
+    ['table', 'numbers']
+    """
+    if told is not None:
+        if told not in KINDS:
+            raise InvalidOption(
+                f"expected {{data}} to be one of {', '.join(KINDS)}, got {told!r}",
+                arguments=("data",),
+            )
+        return [KINDS[told]]
+    table = _embedding(model)
+    if table is not None:
+        return [Kind("words", "random words", _words(table.num_embeddings))]
+    if picture(shape) is not None:
+        return [KINDS["photos"], KINDS["pixels"], KINDS["drawings"]]
+    return [KINDS["table"], KINDS["numbers"]] if len(shape) == 1 else [KINDS["numbers"]]
+
+
+def shapes_for(model: nn.Module, layer: str) -> Iterator[tuple[int, ...]]:
+    """Shapes of one input that a model with this layer may take."""
+    first = next(
+        (m for m in model.modules() if next(m.parameters(recurse=False), None) is not None), None
+    )
+    if isinstance(first, nn.modules.conv._ConvNd):
+        dimensions = len(first.kernel_size)
+        yield from ((first.in_channels, *[side] * dimensions) for side in _SIDES)
+        return
+    if _embedding(model) is not None:
+        yield (_TOKENS,)
+        return
+    source = first if isinstance(first, nn.Linear) else model.get_submodule(layer)
+    n = int(getattr(source, "in_features", 0))
+    yield (n,)
+    if (square := picture((n,))) is not None:
+        yield square
+
+
+def picture(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Channels, height and width of inputs that may be pictures.
+
+    >>> picture((3072,)), picture((1, 28, 28)), picture((108,))
+    ((3, 32, 32), (1, 28, 28), None)
+    """
+    if len(shape) == 3:
+        return (shape[0], shape[1], shape[2])
+    n = shape[0] if len(shape) == 1 else 0
+    for channels in (3, 1):
+        side = math.isqrt(n // channels)
+        if channels * side * side == n and side >= _SMALLEST_PICTURE:
+            return (channels, side, side)
+    return None
+
+
+def targets_for(outputs: Tensor, generator: torch.Generator) -> Tensor:
+    """Random classes; for a single output numbers, or zeros and ones where it is a probability."""
+    if outputs.ndim == 2 and outputs.shape[1] > 1:
+        return torch.randint(outputs.shape[1], (len(outputs),), generator=generator)
+    numbers = torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
+    inside = bool(((outputs > 0) & (outputs < 1)).all())
+    return ((numbers > 0).double() if inside else numbers).to(outputs.dtype)
+
+
+def loss_of(outputs: object, targets: Tensor) -> Tensor:
+    """Cross-entropy for classes, squared error for numbers."""
+    predicted = tensor_of(outputs)
+    if targets.is_floating_point():
+        return nn.functional.mse_loss(predicted, targets.to(predicted))
+    return nn.functional.cross_entropy(predicted, targets.to(predicted.device))
+
+
+def tensor_of(outputs: object) -> Tensor:
+    """What a loss would be taken of: the outputs, their logits, or the first of several."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(getattr(outputs, "logits", None), Tensor):
+        return outputs.logits  # type: ignore[attr-defined, no-any-return]
+    if isinstance(outputs, (tuple, list)) and outputs and isinstance(outputs[0], Tensor):
+        return outputs[0]
+    raise TypeError(f"its output is a {type(outputs).__name__}, expected a tensor")
+
+
+def _embedding(model: nn.Module) -> nn.Embedding | nn.EmbeddingBag | None:
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    return next((m for m in model.modules() if isinstance(m, kinds)), None)
+
+
+def _words(count: int) -> Callable[[int, tuple[int, ...], torch.Generator], Tensor]:
+    return lambda samples, shape, generator: torch.randint(
+        count, (samples, *shape), generator=generator
+    )
+
+
+def _photos(samples: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Smooth random pictures of differing contrast; most of each is common to its channels."""
+    channels, height, width = picture(shape) or (1, 1, math.prod(shape))
+    rows, columns = torch.fft.fftfreq(height)[:, None], torch.fft.fftfreq(width)
+    frequency = (rows.square() + columns.square()).sqrt().clamp_min(0.5 / max(height, width))
+    own = torch.randn(samples, channels, height, width, generator=generator)
+    common = torch.randn(samples, 1, height, width, generator=generator)
+    white = math.sqrt(0.9) * common + math.sqrt(0.1) * own
+    smooth: Tensor = torch.fft.ifft2(torch.fft.fft2(white) / frequency**1.2).real
+    contrast = torch.exp(0.35 * torch.randn(samples, 1, 1, 1, generator=generator))
+    photos = 0.85 * contrast * smooth / smooth.std()
+    return photos.clamp(-2, 2).reshape(samples, *shape)
+
+
+def _pixels(samples: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return (0.47 + 0.25 * _photos(samples, shape, generator)).clamp(0, 1)
+
+
+def _drawings(samples: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """One curved stroke in the middle of an empty sheet."""
+    channels, height, width = picture(shape) or (1, 1, math.prod(shape))
+    turn, waves = torch.linspace(0, 1.5 * math.pi, 48), torch.tensor([[1.0], [2.0]])
+    start = 2 * math.pi * torch.rand(samples, 2, 2, 1, generator=generator)
+    size = torch.rand(samples, 2, 2, 1, generator=generator) / waves
+    path = (size * torch.cos(waves * turn + start)).sum(2)  # (samples, 2, points)
+    path = 0.65 * path / path.abs().amax((1, 2), keepdim=True)
+    up = (torch.linspace(-1, 1, height)[:, None] - path[:, :1]).square()  # (samples, h, points)
+    across = (torch.linspace(-1, 1, width)[:, None] - path[:, 1:]).square()
+    rows = [(across + up[:, i, None]).amin(-1) for i in range(height)]
+    ink = (2 - torch.stack(rows, 1) / 0.1**2).clamp(0, 1)  # (samples, h, w)
+    ink = (ink - ink.mean()) / ink.std()
+    return ink[:, None].expand(-1, channels, -1, -1).reshape(samples, *shape)
+
+
+def _table(samples: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """A few standardised numbers, then columns of categories, one-hot, most of them rare."""
+    n = math.prod(shape)
+    start = max(1, n // 18)
+    rows = torch.zeros(samples, n)
+    rows[:, :start] = torch.randn(samples, start, generator=generator)
+    while start < n:
+        drawn = int(torch.randint(2, _MOST_CATEGORIES + 1, (), generator=generator))
+        count = min(drawn, n - start)
+        chosen = (torch.rand(samples, generator=generator) ** 6 * count).long()
+        rows[torch.arange(samples), start + chosen] = 1
+        start += count
+    return rows.reshape(samples, *shape)
+
+
+def _numbers(samples: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(samples, *shape, generator=generator)
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("photos", "photo-like inputs, normalised", _photos),
+        Kind("pixels", "photo-like pixels in [0, 1]", _pixels),
+        Kind("drawings", "line drawings, normalised", _drawings),
+        Kind("table", "table rows, numbers and categories", _table),
+        Kind("numbers", "standard normal numbers", _numbers),
+    )
+}
