@@ -304,16 +304,14 @@ class _Case:
 
 
 def _remark(played: list[Rehearsal]) -> Remark:
-    """What came back of each kind of data."""
-    parts = []
+    """What came back of each kind of data, those with the same answer together."""
+    kinds: dict[str, list[str]] = {}
     for one in played:
-        proof = (
-            f", {one.certified} of them proved" if one.score.recovered else f" ({one.cause.value})"
-        )
-        parts.append(f"{one.kind.words}: {one.score.words}{proof}")
-    some = any(one.score.recovered for one in played)
-    words = "; ".join(parts)
-    level = Level.EXPOSED if some else Level.PROTECTED
+        some = one.score.recovered
+        proof = f", {one.certified} of them proved" if some else f" ({one.cause.value})"
+        kinds.setdefault(f"{one.score.words}{proof}", []).append(one.kind.words)
+    words = "; ".join(f"{found}, with {' and '.join(names)}" for found, names in kinds.items())
+    level = Level.EXPOSED if any(one.score.recovered for one in played) else Level.NOTE
     return Remark(level, "rehearsal", f"{words[0].upper()}{words[1:]}.")
 
 
@@ -332,7 +330,7 @@ def _of_update(
     structure = _given_layer(update) if model is None or update.layer is None else examine(model)
     layer = structure.named(update.layer or "layer") or structure.layers[0]
     result = invert(update, model=model, max_seconds=max_seconds)
-    found = Finding.of(result, "the update", update)
+    found = Finding.of(result, "the update")
     likely = result.outcome is Outcome.EXACT or found.is_likely
     reached = (
         Exposure.EXPOSED if likely else Exposure.PARTLY if found.recovered else Exposure.UNKNOWN
