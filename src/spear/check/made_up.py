@@ -186,9 +186,9 @@ def _numbers(samples: int, shape: tuple[int, ...], generator: torch.Generator) -
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("photos", "photo-like inputs, normalised", _photos),
+        Kind("photos", "normalised photo-like inputs", _photos),
         Kind("pixels", "photo-like pixels in [0, 1]", _pixels),
-        Kind("drawings", "line drawings, normalised", _drawings),
+        Kind("drawings", "normalised line drawings", _drawings),
         Kind("table", "table rows, numbers and categories", _table),
         Kind("numbers", "standard normal numbers", _numbers),
     )
