@@ -155,7 +155,7 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def gaussian(b: int, n: int, seed: int) -> Tensor:
+def gaussian(b: int, n: int, seed: int = 0) -> Tensor:
     return torch.randn(b, n, generator=seeded(seed))
 
 
@@ -168,6 +168,17 @@ def net(
         if zero and name.endswith("bias"):
             nn.init.zeros_(parameter)
     return model
+
+
+def labels(b: int, classes: int = 10, seed: int = 0) -> Tensor:
+    return torch.randint(classes, (b,), generator=seeded(seed))
+
+
+def client(
+    b: int = 5, n: int = 60, outputs: int = 10, seed: int = 0, **options
+) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """A network at its initialisation, Gaussian inputs and labels."""
+    return net(n, outputs, seed=seed, **options), gaussian(b, n, seed), labels(b, outputs, seed)
 
 
 def small_batch(
