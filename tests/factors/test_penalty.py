@@ -31,7 +31,7 @@ SIZES = [(1e-2, 0), (1e-3, 0), (1e-5, 0), (0, 1e-2), (0, 1e-4), (0, 1e-6), (1e-3
 @pytest.mark.parametrize("biases", [True, False])
 @pytest.mark.parametrize(("l2", "l1"), SIZES)
 @pytest.mark.parametrize(
-    ("b", "m", "n"), [(1, 60, 50), (15, 60, 50), (10, 200, 300), (50, 200, 784), (12, 100, 40)]
+    ("b", "m", "n"), [(1, 60, 50), (15, 60, 50), (30, 100, 200), (12, 100, 40)]
 )
 def test_a_penalty_is_found_and_taken_off(b, m, n, l2, l1, biases):
     planted, view = penalised(b, l2, l1, biases, m=m, n=n, seed=b)
@@ -50,10 +50,9 @@ def test_a_penalty_is_found_and_taken_off(b, m, n, l2, l1, biases):
     assert torch.allclose(clean.bias_grad, planted.gradients["0.bias"], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("l2", "l1"), [*SIZES[:2], SIZES[3], SIZES[4]])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_samples_come_back(l2, l1, seed):
-    planted, view = penalised(15, l2, l1, m=100, n=80, seed=seed)
+@pytest.mark.parametrize(("l2", "l1"), [(1e-2, 0), (0, 1e-4)])
+def test_the_samples_come_back(l2, l1):
+    planted, view = penalised(15, l2, l1, m=100, n=80)
     factors, _ = without_penalty(factorise(view))
     result = spear.invert(factors.view)
     assert worst_error(result.inputs, planted.inputs) < 6e-4  # 80 dB of a range of six
@@ -124,7 +123,7 @@ def noisy(planted, size):
         lambda p: {n: torch.zeros_like(g) for n, g in p.gradients.items()},
     ],
 )
-@pytest.mark.parametrize("b", [3, 20, 60, 200])
+@pytest.mark.parametrize("b", [3, 60])
 def test_where_there_is_none_nothing_is_touched(b, sent):
     planted = plant(b, m=60, n=50, seed=b)
     factors = factorise(spear.observe(planted.model, sent(planted)))

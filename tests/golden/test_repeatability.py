@@ -115,9 +115,7 @@ def test_threads_change_rounding_and_no_verdict(b):
         apart = torch.cdist(one.inputs.double(), other.inputs.double(), p=float("inf"))
         nearest = apart.argmin(1)
         assert sorted(nearest.tolist()) == list(range(b))
-        assert (
-            float(apart.min(1).values.max()) < 1e-6
-        )  # docs/reliability.md states 1e-12 for float64
+        assert float(apart.min(1).values.max()) < 1e-6  # docs/reliability.md: 1e-12 for float64
         assert torch.equal(one.labels, other.labels[nearest])
 
 
@@ -148,9 +146,7 @@ def test_a_golden_update_that_is_damaged_is_noticed():
 def test_golden_updates_keep_inverting_from_files(name, code, tmp_path):
     golden = Golden.read(name)
     how = [
-        word
-        for option, value in golden.expected["how"].items()
-        for word in (f"--{option}", str(value))
+        str(word) for key, value in golden.expected["how"].items() for word in (f"--{key}", value)
     ]
     for part in ("weights", "sent"):
         arrays = {key: value.numpy() for key, value in getattr(golden, part).items()}

@@ -84,8 +84,15 @@ def pools_until_complete(finder, factors, seed=0):
 # The batch comes back
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("b", "m", "seed"), [(1, 30, 0), (2, 40, 1), (3, 60, 2), (6, 90, 3)])
+@pytest.mark.parametrize(
+    ("b", "m", "seed", "dtype"),
+    [
+        (1, 30, 0, torch.float32),
+        (2, 40, 1, torch.float64),
+        (3, 60, 2, torch.float32),
+        (6, 90, 3, torch.float32),
+    ],
+)
 def test_the_planted_batch_comes_back(finder, b, m, dtype, seed):
     planted = plant(b, m=m, dtype=dtype, seed=seed)
     result = spear.invert(planted.view, model=planted.model, finder=finder, max_seconds=20)

