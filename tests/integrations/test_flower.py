@@ -89,13 +89,9 @@ def test_every_reply_of_every_round_is_audited_and_listed(tmp_path):
     expected = {f"round {r}, client {node}" for r in (1, 2) for node in NODES}
     assert {finding.name for finding in report.findings} == expected
     rows = [dict(zip(report.tables[0].columns, row, strict=True)) for row in report.tables[0].rows]
-    assert {(row["round"], row["client"]) for row in rows} == {
-        (r, str(node)) for r in (1, 2) for node in NODES
-    }
-    assert {row["outcome"] for row in rows} == {"exact"}
-    assert {(row["certified"], row["samples seen"], row["learning rate"]) for row in rows} == {
-        (BATCH, BATCH, 0.05)
-    }
+    assert {f"round {row['round']}, client {row['client']}" for row in rows} == expected
+    seen = ("outcome", "certified", "samples seen", "learning rate")
+    assert {tuple(row[name] for name in seen) for row in rows} == {("exact", BATCH, BATCH, 0.05)}
     assert all("read from the train config" in finding.notes[0] for finding in report.findings)
     assert page.stat().st_size > 0
     assert page.stat().st_mode & 0o077 == 0  # it holds the clients' data
@@ -130,12 +126,17 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)
-def test_any_strategy_does_what_it_did_and_its_replies_are_audited(make):
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_any_strategy_does_what_it_did_and_its_replies_are_audited(name):
+    make = STRATEGIES[name]
     plain = numpy_seeded(make())
     strategy = audited(make(), rounds=[1])  # how well it goes later is the strategy's affair
     assert same(plain, numpy_seeded(strategy))
     assert_all_exact(strategy)
+    if "server-side" in name:  # its noise comes too late
+        remark = next(r for r in strategy.report.remarks if "ServerSide" in r.subject)
+        assert remark.level is Level.EXPOSED
+        assert "not from the server" in remark.words
 
 
 def test_the_learning_rate_that_qfedavg_was_told():
@@ -158,27 +159,23 @@ def test_replies_may_come_as_any_iterable():
     assert_all_exact(strategy)
 
 
-def test_server_side_noise_is_called_what_it_is():
-    strategy = audited(STRATEGIES["server-side DP"]())
-    run(strategy)
-    assert_all_exact(strategy)
-    remark = next(r for r in strategy.report.remarks if "ServerSide" in r.subject)
-    assert remark.level is Level.EXPOSED
-    assert "not from the server" in remark.words
-
-
 @pytest.mark.parametrize(
-    ("make", "mod"),
+    ("make", "mod", "bound"),
     [
-        (flower.DifferentialPrivacyClientSideFixedClipping, fixedclipping_mod),
-        (flower.DifferentialPrivacyClientSideAdaptiveClipping, adaptiveclipping_mod),
+        (
+            flower.DifferentialPrivacyClientSideFixedClipping,
+            fixedclipping_mod,
+            {"clipping_norm": 0.01},
+        ),
+        (
+            flower.DifferentialPrivacyClientSideAdaptiveClipping,
+            adaptiveclipping_mod,
+            {"initial_clipping_norm": 0.01},
+        ),
     ],
 )
-def test_clipping_on_the_client_hides_nothing(make, mod):
-    options = (
-        {"clipping_norm": 0.01} if mod is fixedclipping_mod else {"initial_clipping_norm": 0.01}
-    )
-    strategy = audited(make(FedAvg(), noise_multiplier=0.1, num_sampled_clients=3, **options))
+def test_clipping_on_the_client_hides_nothing(make, mod, bound):
+    strategy = audited(make(FedAvg(), noise_multiplier=0.1, num_sampled_clients=3, **bound))
     run(strategy, client_app(mods=[mod]))
     assert_all_exact(strategy)
     assert any("ClientSide" in subject for subject in subjects(strategy, Level.EXPOSED))
@@ -255,9 +252,9 @@ def test_differences_and_gradients(reply, sends):
     run(strategy, client_app(reply), nodes=ONE)
     assert_all_exact(strategy, 1)
     taken_for_weights = audited()
-    run(taken_for_weights, client_app(reply))
+    run(taken_for_weights, client_app(reply), nodes=ONE)
     weights_taken_for_it = audited(sends=sends)
-    run(weights_taken_for_it)
+    run(weights_taken_for_it, nodes=ONE)
     assert_called_wrong(
         taken_for_weights, "this was given as weights, but it is far from the weights"
     )
@@ -266,10 +263,9 @@ def test_differences_and_gradients(reply, sends):
 
 def assert_called_wrong(strategy, words):
     """What clients send is recognised, said first, and attacked as what it is."""
-    assert_all_exact(strategy, 3)
+    assert_all_exact(strategy, 1)
     assert subjects(strategy, Level.EXPOSED) == ["sends= looks wrong"]
-    for finding in strategy.report.findings:
-        assert words in finding.reason.split(";")[0]
+    assert words in strategy.report.findings[0].reason.split(";")[0]
 
 
 @pytest.mark.parametrize(
@@ -336,17 +332,11 @@ def one_layer(model, inputs, labels, lr):
     return ArrayRecord({name: after[name] for name in ("1.weight", "1.bias")})
 
 
-@pytest.mark.parametrize("reply", [numpy_list, wrapped_names, doubles, one_layer])
+@pytest.mark.parametrize("reply", [numpy_list, wrapped_names, doubles, one_layer, None])
 def test_arrays_under_other_names(reply):
+    start = None if reply else ArrayRecord([v.numpy() for v in net().state_dict().values()])
     strategy = audited()
-    run(strategy, client_app(reply), nodes=ONE)
-    assert_all_exact(strategy, 1)
-
-
-def test_a_list_of_arrays_from_the_start():
-    start = ArrayRecord([value.numpy() for value in net().state_dict().values()])
-    strategy = audited()
-    run(strategy, client_app(numpy_list), arrays=start, nodes=ONE)
+    run(strategy, client_app(reply or numpy_list), arrays=start, nodes=ONE)
     assert_all_exact(strategy, 1)
 
 
@@ -356,12 +346,7 @@ def test_a_list_of_arrays_from_the_start():
         ({}, {"lr": None}, {"lr": 0.05}, "lr = 0.05, read from the reply's metrics"),
         ({"lr": 0.05}, {"lr": None}, {}, None),
         ({}, {"lr": None}, {}, "the learning rate is not known: inputs do not depend on it"),
-        (
-            {"lr": 0.05},
-            {"lr": 0.05},
-            {"lr": 0.1},
-            "the reply's metrics: lr = 0.1; used was lr = 0.05",
-        ),
+        ({"lr": 0.05}, {"lr": 0.05}, {"lr": 0.1}, "metrics: lr = 0.1; used was lr = 0.05"),
         ({"epochs": 1, "batch_size": 32}, {}, {}, "lr = 0.05"),  # one batch holds all
         ({}, {"local-epochs": 1, "batch-size": 5}, {}, "epochs = 1, read from the train config"),
         ({"model": None}, {}, {}, "no model was given"),
@@ -399,12 +384,8 @@ def test_adam_is_not_attacked_and_told():
 
 def test_an_optimiser_that_nobody_told_of_is_suspected():
     def signs(model, inputs, labels, lr):  # the first step of Adam
-        return ArrayRecord(
-            {
-                name: value - lr * torch.sign(fedsgd(model, inputs, labels)[name])
-                for name, value in model.state_dict().items()
-            }
-        )
+        step = {name: lr * torch.sign(g) for name, g in fedsgd(model, inputs, labels).items()}
+        return ArrayRecord({name: value - step[name] for name, value in model.state_dict().items()})
 
     strategy = audited(max_seconds=0.2)
     run(strategy, client_app(signs), lr=0.001, nodes=ONE)
@@ -527,9 +508,8 @@ def test_a_bad_reply_is_told_and_training_goes_on(change, reason):
 def test_a_client_that_crashes():
     def crash(model, inputs, labels, lr):
         if torch.equal(inputs, private(NODES[0])[0]):
-            raise RuntimeError(
-                "\x1b[36mray::train()\x1b[39m out of memory\n  at line 3" + "x" * 999
-            )
+            said = "\x1b[36mray::train()\x1b[39m out of memory\n  at line 3"
+            raise RuntimeError(said + "x" * 999)
         return ArrayRecord(fedavg(model, inputs, labels, lr=lr))
 
     for redact, said in ((False, ": ray::train() out of memory"), (True, "")):
@@ -585,13 +565,13 @@ def test_an_interrupted_run_ends_with_its_report(tmp_path):
     assert "configure_train" not in vars(strategy.strategy)
 
 
-def test_rounds_that_are_not_audited_are_left_alone():
-    strategy = audited(every=2)
-    run(strategy, rounds=4, nodes=ONE)
-    assert {row[0] for row in strategy.report.tables[0].rows} == {1, 3}
-    strategy = audited(rounds=[2])
+@pytest.mark.parametrize(
+    ("which", "audited_rounds"), [({"every": 2}, {1, 3}), ({"rounds": [2]}, {2})]
+)
+def test_rounds_that_are_not_audited_are_left_alone(which, audited_rounds):
+    strategy = audited(**which)
     run(strategy, rounds=3, nodes=ONE)
-    assert {row[0] for row in strategy.report.tables[0].rows} == {2}
+    assert {row[0] for row in strategy.report.tables[0].rows} == audited_rounds
 
 
 def test_redacted_reports_hold_no_data(tmp_path):
@@ -720,20 +700,18 @@ class QuickstartNet(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 6, 5)
-        self.pool = nn.MaxPool2d(2, 2)
-        self.conv2 = nn.Conv2d(6, 16, 5)
-        self.fc1 = nn.Linear(16 * 5 * 5, 120)
-        self.fc2 = nn.Linear(120, 84)
-        self.fc3 = nn.Linear(84, 10)
+        self.conv1, self.pool, self.conv2 = (
+            nn.Conv2d(3, 6, 5),
+            nn.MaxPool2d(2, 2),
+            nn.Conv2d(6, 16, 5),
+        )
+        self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
 
     def forward(self, x):
         x = self.pool(torch.relu(self.conv1(x)))
         x = self.pool(torch.relu(self.conv2(x)))
-        x = x.view(-1, 16 * 5 * 5)
-        x = torch.relu(self.fc1(x))
-        x = torch.relu(self.fc2(x))
-        return self.fc3(x)
+        x = torch.relu(self.fc1(x.view(-1, 400)))
+        return self.fc3(torch.relu(self.fc2(x)))
 
 
 @pytest.mark.parametrize("examples", [160, 4])
@@ -741,12 +719,9 @@ def test_the_quickstart_gets_an_honest_answer(examples):
     def quickstart(model, inputs, labels, lr):
         generator = torch.Generator().manual_seed(len(calls))
         calls.append(lr)
-        images = torch.rand(examples, 3, 32, 32, generator=generator)
-        targets = torch.randint(10, (examples,), generator=generator)
-        after = fedavg(
-            model, images, targets, lr=lr, momentum=0.9, batch_size=32, generator=generator
-        )
-        return ArrayRecord(after)
+        batch = torch.rand(examples, 3, 32, 32), torch.randint(10, (examples,))
+        local = {"lr": lr, "momentum": 0.9, "batch_size": 32, "generator": generator}
+        return ArrayRecord(fedavg(model, *batch, **local))
 
     calls: list[float] = []
     app = client_app(quickstart, model=QuickstartNet, metrics={"num-examples": examples})
@@ -757,8 +732,7 @@ def test_the_quickstart_gets_an_honest_answer(examples):
         assert "lr = 0.1, read from the train config" in finding.notes
         assert finding.layer.startswith("attacking 'fc1' (400 -> 120, ReLU both)")
         if examples == 160:
-            assert finding.outcome is Outcome.INCONCLUSIVE
-            assert finding.cause is Cause.NO_GAP
+            assert (finding.outcome, finding.cause) == (Outcome.INCONCLUSIVE, Cause.NO_GAP)
         else:  # one step on few pictures: features come back, and are called that
             assert "activations computed from the data" in finding.reason
             assert "features (activations of 'fc1') of" in strategy.report.headline

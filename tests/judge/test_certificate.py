@@ -36,9 +36,8 @@ def certified_of(planted, mixing=None, view=None):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("seed", range(5))
-def test_the_truth_is_certified_both_ways(seed, dtype):
-    planted = plant(6, m=90, seed=seed, dtype=dtype)
+def test_the_truth_is_certified_both_ways(dtype):
+    planted = plant(6, m=90, dtype=dtype)
     by_pattern = certified_of(planted, view=bare(planted.view))
     assert by_pattern.whole
     assert (by_pattern.proof, by_pattern.labels) == (Proof.PATTERN, None)
@@ -49,7 +48,7 @@ def test_the_truth_is_certified_both_ways(seed, dtype):
     assert torch.equal(by_replay.labels, planted.labels)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.3, 0.01, 0.001])
+@pytest.mark.parametrize("share", [1.5, 0.01, 0.001])
 @pytest.mark.parametrize("with_model", [True, False])
 def test_a_mixed_direction_spoils_those_it_mixes_and_no_others(share, with_model):
     """q_0 is replaced by q_0 + share q_1: c_1 is then wrong, however small the share."""
@@ -61,21 +60,11 @@ def test_a_mixed_direction_spoils_those_it_mixes_and_no_others(share, with_model
     judged = certify(found.factors, found.selection)
     assert not judged.whole
     assert not bool(judged.certified[1])
+    # No rows hold a direction that is wrong by much: its share in every sample is unbounded.
+    assert not bool(judged.certified[0]) or share < 1
     assert judged.cause is Cause.MIXED
     error = (found.X - planted.inputs).abs().amax(1)
     assert bool((error[judged.certified] < 1e-4).all())
-
-
-# Cautious: no rows hold the direction that is wrong, so its share in every sample is unbounded
-# (`shares`), also in those that `unmixed` clears.
-@pytest.mark.parametrize("with_model", [True, False])
-def test_a_mix_leaves_none_of_its_samples_certified(with_model):
-    planted = plant(5, m=200)
-    mixing = torch.eye(5, dtype=torch.float64)
-    mixing[1, 0] = 1.5
-    done = certified_of(planted, mixing, planted.view if with_model else bare(planted.view))
-    assert not bool(done.certified[:2].any())
-    assert done.cause is Cause.MIXED
 
 
 def test_an_update_stitched_from_two_clients_fails_the_replay():
@@ -128,10 +117,9 @@ def test_a_layer_given_directly_has_no_name_to_replay_from():
     assert len(result.assumptions) == 2
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_hidden_neuron_on_the_other_side_of_its_threshold_is_found(seed):
+def test_a_hidden_neuron_on_the_other_side_of_its_threshold_is_found():
     """The client's rounding put a hidden neuron off that is on by 1e-6 in the replay."""
-    planted = plant(6, m=90, n=50, depth=4, seed=seed)
+    planted = plant(6, m=90, n=50, depth=4)
     model = planted.model
     with torch.no_grad():
         hidden = model[:5](planted.inputs)  # preactivations of the third layer, (b, m)
@@ -143,8 +131,7 @@ def test_a_hidden_neuron_on_the_other_side_of_its_threshold_is_found(seed):
         model[4].bias[active] -= 2e-6 * size
     gradients = fedsgd(model, planted.inputs, planted.labels)
     result = spear.invert(spear.observe(seen, gradients))
-    assert result.outcome is spear.Outcome.EXACT
-    assert result.proof is Proof.REPLAY
+    assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.REPLAY)
 
 
 class Inputs:
@@ -188,9 +175,7 @@ def flags(*wrong):
 
 def composed(*rulings, samples=None):
     planted = plant(5, m=200)
-    found = recovered(
-        planted, view=spear.observe(planted.model, planted.gradients, samples=samples)
-    )
+    found = recovered(planted, view=planted.view.told(samples=samples))
     return judge._composed(found, list(rulings), Proof.REPLAY)
 
 
@@ -240,12 +225,10 @@ def of_training(monkeypatch, mixed=False, redundancy=2, **changes):
     if mixed:
         mixing[1, 0] = 1.5  # direction 0 is wrong, and the input of sample 1 with it
     found = recovered(plant(5, m=200), mixing)
-    directions = dataclasses.replace(
-        found.selection.directions, redundancy=torch.tensor([redundancy, 1, 1, 1, 1])
-    )
-    found = dataclasses.replace(
-        found, selection=dataclasses.replace(found.selection, directions=directions)
-    )
+    spare = torch.tensor([redundancy, 1, 1, 1, 1])
+    directions = dataclasses.replace(found.selection.directions, redundancy=spare)
+    selection = dataclasses.replace(found.selection, directions=directions)
+    found = dataclasses.replace(found, selection=selection)
     found.__dict__["precise"] = flags()  # a mix would be called too faint otherwise
     return judge._of_training(found, None)
 
@@ -259,8 +242,7 @@ def test_repeated_training_proves_all(monkeypatch):
 
 def test_training_that_cannot_be_repeated_proves_nothing(monkeypatch):
     monkeypatch.setattr(judge, "retrain", lambda *_: Declined("the moon is full"))
-    found = recovered(plant(5, m=200))
-    done = judge._of_training(found, None)
+    done = judge._of_training(recovered(plant(5, m=200)), None)
     assert not bool(done.certified.any())
     assert (done.proof, done.cause) == (Proof.NONE, Cause.TRAINING)
     assert done.doubts[0].endswith("only by repeating them, and the moon is full")
@@ -273,19 +255,22 @@ def test_one_sample_that_training_does_not_confirm(monkeypatch):
     assert done.labels.tolist() == [0, 1, -1, 3, 4]
 
 
-def test_training_spoils_what_an_unknown_direction_is_mixed_with(monkeypatch):
-    done = of_training(monkeypatch, mixed=True, matched=flags(0), recognised=flags(0))
-    assert done.certified.tolist() == flags(0, 1).tolist()
-    # Recognised but for a neuron or two: a right direction, which spoils no other.
-    done = of_training(monkeypatch, mixed=True, matched=flags(0))
-    assert done.certified.tolist() == flags(0).tolist()
-
-
-def test_directions_without_spare_zeros_are_not_certified_by_training(monkeypatch):
-    close = of_training(monkeypatch, mixed=True, redundancy=0, closely=flags())
-    assert close.certified.tolist() == ALL  # the sums agree better than any mix would
-    done = of_training(monkeypatch, mixed=True, redundancy=0)
-    assert done.certified.tolist() == flags(0, 1).tolist()
+@pytest.mark.parametrize(
+    ("changes", "lost"),
+    [
+        ({"matched": flags(0), "recognised": flags(0)}, (0, 1)),
+        # Recognised but for a neuron or two: a right direction, which spoils no other.
+        ({"matched": flags(0)}, (0,)),
+        # Without zeros to spare, unless the sums agree better than those of any mix would.
+        ({"redundancy": 0}, (0, 1)),
+        ({"redundancy": 0, "closely": flags()}, ()),
+    ],
+)
+def test_training_certifies_nothing_that_a_wrong_direction_is_mixed_with(
+    changes, lost, monkeypatch
+):
+    done = of_training(monkeypatch, mixed=True, **changes)
+    assert done.certified.tolist() == flags(*lost).tolist()
 
 
 def test_an_objection_to_the_training_takes_everything(monkeypatch):

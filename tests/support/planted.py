@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import spear
 from spear import data
-from spear.factors import Factors, factorise
+from spear.factors import Factors, Side, factorise
 from spear.federated import fedsgd, mlp
 from spear.judge.layer import Recovered
 from spear.judge.replay import Fit, fit_losses
@@ -191,12 +191,14 @@ def small_batch(
     return mlp(n, classes, width=m, depth=depth, seed=seed), x, y
 
 
-def real_batch(root, name="tiny_imagenet", b=20, m=200, seed=0, depth=6, among=None):
+def real_batch(
+    root, name="tiny_imagenet", b=20, m=200, seed=0, *, depth=6, among=None, normalise=True
+):
     """Images, a model at initialisation and a batch of real images with labels."""
     images = getattr(data, name)(root)
     pool = torch.arange(len(images)) if among is None else among(images)
     order = torch.randperm(len(pool), generator=seeded(seed))
-    x, y = images.batch(pool[order[:b]].tolist())
+    x, y = images.batch(pool[order[:b]].tolist(), normalise=normalise)
     return images, mlp(x.shape[1], images.classes, width=m, depth=depth, seed=seed), x, y
 
 
@@ -222,10 +224,12 @@ def true_directions(planted: Planted, factors: Factors) -> tuple[Tensor, Tensor]
     return Q, zeros
 
 
-def pool_of(factors: Factors, vectors: Tensor, zeros: Tensor) -> Directions:
-    """Directions (b, c) of any length, all of them held by many zeros."""
+def pool_of(
+    factors: Factors, vectors: Tensor, zeros: Tensor, side: Side | None = None
+) -> Directions:
+    """Directions (b, c) of any length, of the outputs' side unless told, held by many zeros."""
     redundancy = torch.full((vectors.shape[1],), 2)
-    return Directions(factors.outputs, unit(vectors, 0), zeros, redundancy)
+    return Directions(side or factors.outputs, unit(vectors, 0), zeros, redundancy)
 
 
 def inputs_problem() -> tuple[Factors, Tensor, Tensor, Tensor]:
@@ -241,25 +245,12 @@ def inputs_problem() -> tuple[Factors, Tensor, Tensor, Tensor]:
     return factors, hidden, vectors, zeros
 
 
-def inputs_pool(factors: Factors, vectors: Tensor, zeros: Tensor) -> Directions:
-    """Directions (b, c) of the inputs' side, all of them held by many zeros."""
-    redundancy = torch.full((vectors.shape[1],), 2)
-    return Directions(factors.inputs, unit(vectors, 0), zeros, redundancy)
-
-
-def selection_of(
-    planted: Planted, factors: Factors, mixing: Tensor | None = None, firm: int = 2
-) -> Selection:
+def selection_of(planted: Planted, factors: Factors, mixing: Tensor | None = None) -> Selection:
     """True directions in the order of the samples, or some of them mixed by (b, b)."""
-    R = factors.combine(torch.diag(1 / factors.singular_values))
-    Q = torch.linalg.inv(planted.inputs.double() @ R.T)
-    if mixing is not None:
-        Q = Q @ mixing
-    Q = Q / Q.norm(dim=0)
+    Q, _ = true_directions(planted, factors)
+    Q = unit(Q if mixing is None else Q @ mixing, 0)
     zeros = (factors.outputs.basis @ Q).abs() <= factors.zero
-    b = Q.shape[1]
-    pool = Directions(factors.outputs, Q, zeros, torch.full((b,), firm))
-    return _Matching(factors, pool).selection(list(range(b)))
+    return _Matching(factors, pool_of(factors, Q, zeros)).selection(list(range(Q.shape[1])))
 
 
 def recovered(

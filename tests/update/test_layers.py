@@ -58,13 +58,12 @@ def test_nested_modules_and_pass_throughs():
     assert kinds(model) == {"1.0": "after", "2": "before", "4": None}
 
 
-def test_between_two_relus_is_both():
+def test_where_the_relus_are():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     assert kinds(model) == {"0": "after", "2": "both", "4": "before"}
-
-
-def test_functional_relus_are_seen():
     assert kinds(Functional()) == {"first": "after", "second": "before"}
+    features = (nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    assert kinds(nn.Sequential(*features, nn.Linear(16, 8), nn.ReLU())) == {"4": "both"}
 
 
 def test_a_skip_connection_around_the_relu_is_no_relu():
@@ -83,13 +82,6 @@ def test_batch_norm_dropout_and_other_activations_are_named():
     assert kinds(dropout.eval()) == {"0": "after"}
 
 
-def test_convolutions_before_the_layer():
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 8), nn.ReLU()
-    )
-    assert kinds(model) == {"4": "both"}
-
-
 def test_a_layer_used_twice_is_refused():
     assert "used 2 times" in inspect_layers(Shared())[0].why
 
@@ -98,19 +90,6 @@ def test_an_untraceable_model_is_read_in_order():
     reports = inspect_layers(Untraceable())
     assert [(r.name, r.relu) for r in reports] == [("net.0", "after"), ("net.2", "before")]
     assert "cannot be traced" in reports[0].why
-
-
-@pytest.mark.parametrize("layer", ["first", "second"])
-def test_the_network_behind_a_layer_is_the_rest_of_the_model(layer):
-    model = Functional()
-    x = torch.randn(7, 2, 3)
-    seen = []
-    hook = model.get_submodule(layer).register_forward_hook(lambda _m, _i, out: seen.append(out))
-    expected = model(x)
-    hook.remove()
-    behind = network_after(model, layer)
-    assert torch.equal(behind(seen[0]), expected)
-    assert not any(name.startswith(f"{layer}.") for name, _ in behind.named_parameters())
 
 
 def test_no_network_behind_a_bypassed_layer():
@@ -127,19 +106,20 @@ def test_no_network_behind_a_bypassed_layer():
 
 
 @pytest.mark.parametrize("layer", ["first", "second"])
-def test_the_network_before_a_layer_gives_its_inputs(layer):
+def test_a_network_is_cut_before_and_behind_a_layer(layer):
     model = Functional()
     x = torch.randn(7, 2, 3)
     seen = []
     hook = model.get_submodule(layer).register_forward_hook(lambda _m, i, _out: seen.append(i[0]))
     expected = model(x)
     hook.remove()
-    before = network_before(model, layer)
+    before, behind = network_before(model, layer), network_after(model, layer)
     assert torch.equal(before(x), seen[0])
-    names = {name.split(".")[0] for name, _ in before.named_parameters()}
-    assert names == ({"first"} if layer == "second" else set())
-    whole = network_after(model, layer)(model.get_submodule(layer)(before(x)))
-    assert torch.equal(whole, expected)
+    assert torch.equal(behind(model.get_submodule(layer)(before(x))), expected)
+    names = [
+        {name.split(".")[0] for name, _ in part.named_parameters()} for part in (before, behind)
+    ]
+    assert names == ([{"first"}, set()] if layer == "second" else [set(), {"second"}])
 
 
 def test_the_network_before_one_of_two_branches():

@@ -13,7 +13,7 @@ from torch.nn.utils import prune
 import spear
 from spear import InvalidOption, InvalidUpdate, LayerUpdate, NoAttackableLayer, SpearError, observe
 from support.judgements import bits
-from support.planted import plant, worst_error
+from support.planted import bare, plant, worst_error
 
 
 def parts(m=6, n=8, **changes):
@@ -53,10 +53,7 @@ def quantised(tensor):
         ({"weight_grad": torch.randn(6, 8).to_sparse()}, "expected dense"),
         ({"weight": torch.randn(6, 8, device="meta")}, "one device"),
         ({k: v.long() for k, v in parts().items()}, "expected float64, float32"),
-        (
-            {"weight": torch.randn(0, 8), "weight_grad": torch.randn(0, 8)},
-            "not empty",
-        ),
+        ({"weight": torch.randn(0, 8), "weight_grad": torch.randn(0, 8)}, "not empty"),
     ],
 )
 def test_bad_updates_are_refused_in_words(changes, message):
@@ -154,44 +151,48 @@ def test_fedavg_weights_become_a_gradient():
     assert (view.protocol.lr, view.protocol.epochs) == (0.1, 1)
 
 
-def test_fedavg_needs_its_settings():
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({}, InvalidOption, "neither"),
+        ({"gradients": {}, "after": {}, "lr": 0.1}, InvalidOption, "both"),
+        ({"gradients": {}, "lr": 0.1}, InvalidOption, "lr belong to local training"),
+        ({"after": {}, "lr": 0.1, "epochs": 0}, InvalidOption, "epochs to be a whole number >= 1"),
+        ({"after": {}, "difference": {}, "lr": 0.1}, InvalidOption, "both after= and difference="),
+        ({"after": {"0.weight": 1.0}, "lr": 0.1}, InvalidUpdate, r"has no tensor '0\.bias'"),
+        ({"difference": {"nope": 1.0}, "lr": 0.1}, InvalidUpdate, "no parameter 'nope'"),
+    ],
+)
+def test_what_contradicts_itself_is_told(given, error, message):
     planted = plant(3)
     state = planted.model.state_dict()
-    with pytest.raises(InvalidOption, match="neither"):
-        observe(planted.model)
-    with pytest.raises(InvalidOption, match="both"):
-        observe(planted.model, planted.gradients, after=state, lr=0.1)
-    with pytest.raises(InvalidOption, match="lr belong to local training"):
-        observe(planted.model, planted.gradients, lr=0.1)
-    with pytest.raises(InvalidUpdate, match=r"has no tensor '0\.bias'"):
-        observe(planted.model, after={"0.weight": state["0.weight"]}, lr=0.1)
-    with pytest.raises(InvalidOption, match="epochs to be a whole number >= 1"):
-        observe(planted.model, after=state, lr=0.1, epochs=0)
+
+    def filled(value):  # an empty dict stands for a whole one, and 1.0 for a tensor
+        if not isinstance(value, dict):
+            return value
+        return {name: state.get(name, torch.ones(2)) for name in value} or planted.gradients
+
+    with pytest.raises(error, match=message):
+        observe(planted.model, **{name: filled(value) for name, value in given.items()})
+
+
+def test_differences_that_cannot_be_are_told():
+    planted = plant(3)
+    zero = {n: torch.zeros_like(g) for n, g in planted.gradients.items()}
+    with pytest.raises(InvalidUpdate, match="the difference sent is zero"):
+        observe(planted.model, difference=zero, lr=0.1)
+    with pytest.raises(InvalidUpdate, match=r"the difference of '0\.weight' has shape"):
+        observe(planted.model, difference={"0.weight": torch.ones(2)}, lr=0.1)
 
 
 def test_the_public_names():
     assert all(hasattr(spear, name) for name in spear.__all__)
-    assert all(
-        issubclass(getattr(spear, name), SpearError)
-        for name in (
-            "InvalidOption",
-            "InvalidUpdate",
-            "MissingExtra",
-            "NoAttackableLayer",
-            "NotExact",
-        )
-    )
+    for name in ("InvalidOption", "InvalidUpdate", "MissingExtra", "NoAttackableLayer", "NotExact"):
+        assert issubclass(getattr(spear, name), SpearError)
 
 
 def test_a_layer_given_directly_says_so():
-    planted = plant(3)
-    view = spear.LayerUpdate(
-        weight=planted.view.weight,
-        bias=planted.view.bias,
-        weight_grad=planted.view.weight_grad,
-        bias_grad=planted.view.bias_grad,
-    )
-    assert view.choice == "one layer, 50 -> 60, given directly"
+    assert bare(plant(3).view).choice == "one layer, 50 -> 60, given directly"
 
 
 def test_parameters_without_a_gradient_may_be_none():
@@ -412,11 +413,8 @@ def test_a_difference_is_what_after_is():
     how = {"lr": 0.1, "epochs": 1, "weight_decay": 0.01}
     by_weights = observe(planted.model, after=after, **how)
     moved = {n: after[n] - before[n] for n in before}
-    for given in (
-        moved,
-        list(moved.values()),
-        {"0.weight": moved["0.weight"], "0.bias": moved["0.bias"]},
-    ):
+    one_layer = {"0.weight": moved["0.weight"], "0.bias": moved["0.bias"]}
+    for given in (moved, list(moved.values()), one_layer):
         view = observe(planted.model, difference=given, **how)
         assert torch.allclose(view.weight_grad, by_weights.weight_grad, atol=1e-13)
         assert torch.allclose(view.bias_grad, planted.gradients["0.bias"], atol=1e-13)
@@ -435,16 +433,3 @@ def test_a_difference_of_state_dicts_has_buffers_too():
     model.load_state_dict(before)
     view = observe(model, difference=d, lr=0.1, epochs=1)
     assert torch.allclose(view.weight_grad, gradient, atol=1e-6)
-
-
-def test_wrong_differences_are_told():
-    planted = plant(3)
-    zero = {n: torch.zeros_like(g) for n, g in planted.gradients.items()}
-    with pytest.raises(InvalidUpdate, match="the difference sent is zero"):
-        observe(planted.model, difference=zero, lr=0.1)
-    with pytest.raises(InvalidOption, match="got both after= and difference="):
-        observe(planted.model, after=zero, difference=zero, lr=0.1)
-    with pytest.raises(InvalidUpdate, match=r"the difference of '0\.weight' has shape"):
-        observe(planted.model, difference={"0.weight": torch.ones(2)}, lr=0.1)
-    with pytest.raises(InvalidUpdate, match="no parameter 'nope'"):
-        observe(planted.model, difference={"nope": torch.ones(2)}, lr=0.1)

@@ -7,14 +7,7 @@ import spear
 from spear import Outcome, data
 from spear.federated import defences, fedsgd, mlp
 from spear.metrics import score
-
-
-def real_batch(name, root, b, seed, normalise=True, width=200):
-    images = getattr(data, name)(root)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    x, y = images.batch(order[:b].tolist(), normalise=normalise)
-    model = mlp(x.shape[1], images.classes, width=width, depth=6, seed=seed)
-    return images, model, x, y
+from support.planted import gaussian, real_batch
 
 
 def inverted(model, x, y, **options):
@@ -24,7 +17,7 @@ def inverted(model, x, y, **options):
 @pytest.mark.parametrize(("b", "normalise"), [(12, True), (8, False)])
 @pytest.mark.parametrize("name", ["cifar10", "mnist", "tiny_imagenet"])
 def test_sampling_recovers_whole_batches(name, b, normalise, data_root):
-    images, model, x, y = real_batch(name, data_root, b, 0, normalise)
+    images, model, x, y = real_batch(data_root, name, b, normalise=normalise)
     result = inverted(model, x, y, finder="sampling")
     assert_all_there(images, result, x, y, normalise)
 
@@ -53,20 +46,20 @@ def assert_all_there(images, result, x, y, normalise=True):
 def test_the_cascade_recovers_whole_batches(name, b, width, normalise, data_root):
     if not normalise and b == 40:
         b = 32  # raw pixels leave fewer rows that tell samples apart
-    images, model, x, y = real_batch(name, data_root, b, 0, normalise, width)
+    images, model, x, y = real_batch(data_root, name, b, width, normalise=normalise)
     assert_all_there(images, inverted(model, x, y), x, y, normalise)
 
 
 def test_a_hundred_and_fifty_images(data_root):
-    images, model, x, y = real_batch("tiny_imagenet", data_root, 150, 3, width=1000)
+    images, model, x, y = real_batch(data_root, "tiny_imagenet", 150, 1000, seed=3)
     assert_all_there(images, inverted(model, x, y), x, y)
 
 
 @pytest.mark.parametrize("shift", [0.3, 0.03])
 def test_near_duplicate_images(shift, data_root):
     """One image twice, the second time with a little noise."""
-    _, model, x, y = real_batch("cifar10", data_root, 20, 0)
-    x[1] = x[0] + shift * torch.randn(x.shape[1], generator=torch.Generator().manual_seed(1))
+    _, model, x, y = real_batch(data_root, "cifar10")
+    x[1] = x[0] + shift * gaussian(1, x.shape[1], 1)[0]
     y[1] = y[0]
     result = inverted(model, x, y)
     assert int(result.certified.sum()) >= 18
@@ -86,7 +79,7 @@ def test_large_photos_come_back(data_root):
 
 def test_a_search_that_finds_nothing_ends_in_a_verdict(data_root):
     """Pruning MNIST by 1 % left a round of estimates without any direction, which was an IndexError."""
-    _, model, x, y = real_batch("mnist", data_root, 20, 0)
+    _, model, x, y = real_batch(data_root, "mnist")
     update = defences.prune(fedsgd(model, x, y), 0.01)
     result = spear.invert(spear.observe(model, update), model=model, max_seconds=8)
     assert (result.outcome, len(result.inputs)) == (Outcome.INCONCLUSIVE, 0)
