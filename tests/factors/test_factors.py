@@ -117,10 +117,7 @@ def test_preactivations_before_and_after_training():
     factors = factorise(spear.observe(model, after=after, lr=0.3, epochs=1))
     C = planted.inputs @ factors.combine(torch.diag(1 / factors.singular_values)).T
     H, bias = factors.before_and_after
-    for end, W, b in (
-        (0, model[0].weight, model[0].bias),
-        (1, after["0.weight"], after["0.bias"]),
-    ):
+    for end, W, b in ((0, model[0].weight, model[0].bias), (1, after["0.weight"], after["0.bias"])):
         expected = (planted.inputs @ W.T + b).T.detach()
         assert torch.allclose(H[end] @ C.T + bias[end], expected, atol=1e-9)
     assert torch.allclose(factors.bias_coordinates @ C.T, torch.ones(4).double(), atol=1e-9)

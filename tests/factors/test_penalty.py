@@ -10,7 +10,7 @@ import spear
 from spear.factors import factorise
 from spear.factors.penalty import Penalty, without_penalty
 from spear.federated import defences
-from support.planted import bare, plant, worst_error
+from support.planted import bare, plant, with_noise, worst_error
 
 
 def penalised(b, l2=0.0, l1=0.0, biases=True, only=None, **how):
@@ -103,21 +103,13 @@ def test_a_bare_layer_has_no_others():
     assert worst_error(spear.invert(factors.view).inputs, planted.inputs) < 6e-4
 
 
-def noisy(planted, size):
-    generator = torch.Generator().manual_seed(1)
-    return {
-        n: g + size * float(g.square().mean().sqrt()) * torch.randn(g.shape, generator=generator)
-        for n, g in planted.gradients.items()
-    }
-
-
 @pytest.mark.parametrize(
     "sent",
     [
         lambda p: p.gradients,
-        lambda p: noisy(p, 1e-3),
-        lambda p: noisy(p, 0.3),
-        lambda p: noisy(p, 30.0),
+        lambda p: with_noise(p.gradients, 1e-3),
+        lambda p: with_noise(p.gradients, 0.3),
+        lambda p: with_noise(p.gradients, 30.0),
         lambda p: defences.prune(p.gradients, 0.5),
         lambda p: defences.half(p.gradients),
         lambda p: {n: torch.zeros_like(g) for n, g in p.gradients.items()},

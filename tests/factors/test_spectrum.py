@@ -5,12 +5,7 @@ import math
 import pytest
 import torch
 
-from spear.factors.spectrum import (
-    _before_a_drop,
-    _gaussian_from,
-    batch_size_from,
-    rank_without_gap,
-)
+from spear.factors.spectrum import _before_a_drop, _gaussian_from, batch_size_from, rank_without_gap
 
 # A gap
 

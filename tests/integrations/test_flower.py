@@ -58,6 +58,11 @@ def audited(strategy=None, **options):
     return Audited(strategy or lone(), **options)
 
 
+def ran(strategy, *args, **options):
+    run(strategy, *args, **options)
+    return strategy
+
+
 def outcomes(strategy):
     return [finding.outcome.name for finding in strategy.report.findings]
 
@@ -80,8 +85,7 @@ def same(one, other):
 
 def test_every_reply_of_every_round_is_audited_and_listed(tmp_path):
     page, file = tmp_path / "spear-report.html", tmp_path / "report.json"
-    strategy = audited(report=page, json=file, image_format=ImageFormat((3, 8, 8)))
-    run(strategy, rounds=2)
+    strategy = ran(audited(report=page, json=file, image_format=ImageFormat((3, 8, 8))), rounds=2)
     assert_all_exact(strategy, 6)
     report = spear.load(file)
     assert report.kind == "flower"
@@ -175,16 +179,17 @@ def test_replies_may_come_as_any_iterable():
     ],
 )
 def test_clipping_on_the_client_hides_nothing(make, mod, bound):
-    strategy = audited(make(FedAvg(), noise_multiplier=0.1, num_sampled_clients=3, **bound))
-    run(strategy, client_app(mods=[mod]))
+    strategy = ran(
+        audited(make(FedAvg(), noise_multiplier=0.1, num_sampled_clients=3, **bound)),
+        client_app(mods=[mod]),
+    )
     assert_all_exact(strategy)
     assert any("ClientSide" in subject for subject in subjects(strategy, Level.EXPOSED))
 
 
 def test_noise_of_the_client_is_in_what_is_judged():
     local_dp = LocalDpMod(clipping_norm=1.0, sensitivity=1e-3, epsilon=2.0, delta=1e-5)
-    strategy = audited()
-    run(strategy, client_app(mods=[local_dp]))
+    strategy = ran(audited(), client_app(mods=[local_dp]))
     for finding in strategy.report.findings:
         assert finding.outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE, Outcome.APPROXIMATE)
         assert not any(finding.certified)
@@ -248,13 +253,10 @@ def test_inside_another_wrapper_it_says_so():
 
 @pytest.mark.parametrize(("reply", "sends"), [(differences, "difference"), (gradients, "gradient")])
 def test_differences_and_gradients(reply, sends):
-    strategy = audited(sends=sends)
-    run(strategy, client_app(reply), nodes=ONE)
+    strategy = ran(audited(sends=sends), client_app(reply), nodes=ONE)
     assert_all_exact(strategy, 1)
-    taken_for_weights = audited()
-    run(taken_for_weights, client_app(reply), nodes=ONE)
-    weights_taken_for_it = audited(sends=sends)
-    run(weights_taken_for_it, nodes=ONE)
+    taken_for_weights = ran(audited(), client_app(reply), nodes=ONE)
+    weights_taken_for_it = ran(audited(sends=sends), nodes=ONE)
     assert_called_wrong(
         taken_for_weights, "this was given as weights, but it is far from the weights"
     )
@@ -335,8 +337,7 @@ def one_layer(model, inputs, labels, lr):
 @pytest.mark.parametrize("reply", [numpy_list, wrapped_names, doubles, one_layer, None])
 def test_arrays_under_other_names(reply):
     start = None if reply else ArrayRecord([v.numpy() for v in net().state_dict().values()])
-    strategy = audited()
-    run(strategy, client_app(reply or numpy_list), arrays=start, nodes=ONE)
+    strategy = ran(audited(), client_app(reply or numpy_list), arrays=start, nodes=ONE)
     assert_all_exact(strategy, 1)
 
 
@@ -355,8 +356,9 @@ def test_arrays_under_other_names(reply):
     ],
 )
 def test_what_is_known_of_the_clients(options, config, metrics, note):
-    strategy = audited(**options)
-    run(strategy, client_app(metrics=metrics), nodes=ONE, **{"lr": 0.05, **config})
+    strategy = ran(
+        audited(**options), client_app(metrics=metrics), nodes=ONE, **{"lr": 0.05, **config}
+    )
     assert_all_exact(strategy, 1)
     notes = strategy.report.findings[0].notes
     assert not notes if note is None else any(note in said for said in notes)
@@ -366,8 +368,7 @@ def test_several_local_epochs_are_repeated():
     def five(model, inputs, labels, lr):
         return ArrayRecord(fedavg(model, inputs, labels, lr=lr, epochs=5))
 
-    strategy = audited(epochs=5)
-    run(strategy, client_app(five), nodes=ONE)
+    strategy = ran(audited(epochs=5), client_app(five), nodes=ONE)
     for finding in strategy.report.findings:
         assert finding.outcome not in (Outcome.FAILED, Outcome.INCONCLUSIVE)
         assert min(finding.truth.psnr) >= 60
@@ -375,8 +376,7 @@ def test_several_local_epochs_are_repeated():
 
 
 def test_adam_is_not_attacked_and_told():
-    strategy = audited(optimizer="adam")
-    run(strategy)
+    strategy = ran(audited(optimizer="adam"))
     assert all(f.reason.startswith("clients train with adam") for f in strategy.report.findings)
     assert strategy.report.headline.startswith("Nothing could be attacked: 3 replies")
     assert {row[2:4] for row in strategy.report.tables[0].rows} == {("not attacked", None)}
@@ -387,8 +387,7 @@ def test_an_optimiser_that_nobody_told_of_is_suspected():
         step = {name: lr * torch.sign(g) for name, g in fedsgd(model, inputs, labels).items()}
         return ArrayRecord({name: value - step[name] for name, value in model.state_dict().items()})
 
-    strategy = audited(max_seconds=0.2)
-    run(strategy, client_app(signs), lr=0.001, nodes=ONE)
+    strategy = ran(audited(max_seconds=0.2), client_app(signs), lr=0.001, nodes=ONE)
     for finding in strategy.report.findings:
         assert (finding.outcome, finding.cause) == (Outcome.INCONCLUSIVE, Cause.OPTIMISER)
         assert finding.reason.startswith("the update looks like one of Adam")
@@ -415,8 +414,7 @@ def test_secure_aggregation_without_those_that_failed():
             reply.content["arrays"] = ArrayRecord({"x": Array(torch.zeros(2).numpy())})
         return reply
 
-    strategy = audited(Lenient(), aggregate=True)
-    run(strategy, spoil=spoil)
+    strategy = ran(audited(Lenient(), aggregate=True), spoil=spoil)
     (finding,) = strategy.report.findings
     assert (finding.outcome.name, finding.batch_size) == ("EXACT", 2 * BATCH)
     assert any(f"client {NODES[0]} is left out" in note for note in finding.notes)
@@ -530,8 +528,7 @@ def test_the_report_is_on_disk_while_the_run_goes_on(tmp_path):
         seen.append(len(json.loads(file.read_text())["findings"]))
         raise OSError("no truth here")
 
-    strategy = audited(json=file, truth=look_at_the_disk)
-    run(strategy, rounds=2)
+    strategy = ran(audited(json=file, truth=look_at_the_disk), rounds=2)
     # Writing may take a tenth of the time only, but a round's end always writes.
     assert seen[0] == 0
     assert seen[3] == 3
@@ -569,15 +566,13 @@ def test_an_interrupted_run_ends_with_its_report(tmp_path):
     ("which", "audited_rounds"), [({"every": 2}, {1, 3}), ({"rounds": [2]}, {2})]
 )
 def test_rounds_that_are_not_audited_are_left_alone(which, audited_rounds):
-    strategy = audited(**which)
-    run(strategy, rounds=3, nodes=ONE)
+    strategy = ran(audited(**which), rounds=3, nodes=ONE)
     assert {row[0] for row in strategy.report.tables[0].rows} == audited_rounds
 
 
 def test_redacted_reports_hold_no_data(tmp_path):
     file = tmp_path / "report.json"
-    strategy = audited(json=file, redact=True)
-    run(strategy)
+    strategy = ran(audited(json=file, redact=True))
     report = spear.load(file)
     assert report.is_redacted
     assert all(f.inputs is None and f.truth.inputs is None for f in report.findings)
@@ -586,8 +581,7 @@ def test_redacted_reports_hold_no_data(tmp_path):
 
 
 def test_long_runs_keep_the_data_of_some_findings_only():
-    strategy = audited(keep=2)
-    run(strategy, rounds=2)
+    strategy = ran(audited(keep=2), rounds=2)
     assert [f.inputs is not None for f in strategy.report.findings] == [True] * 2 + [False] * 4
     assert outcomes(strategy) == ["EXACT"] * 6
     assert "keep=" in strategy.report.findings[2].notes[-1]
@@ -667,8 +661,9 @@ def test_pictures_of_a_usual_size_are_shown_without_being_told(normalised, image
         pictures = torch.rand(len(labels), 784, generator=torch.Generator().manual_seed(0))
         return weights(model, (pictures - 0.5) / 0.25 if normalised else pictures, labels, lr)
 
-    strategy = audited(model=mlp, truth=None, keep=1)
-    run(strategy, client_app(reply, model=mlp), model=mlp, nodes=ONE)
+    strategy = ran(
+        audited(model=mlp, truth=None, keep=1), client_app(reply, model=mlp), model=mlp, nodes=ONE
+    )
     finding = strategy.report.findings[0]
     assert (finding.outcome, finding.image_format) == (Outcome.EXACT, image_format)
     assert "shown as 1 x 28 x 28 pictures" in finding.notes[-1]
@@ -686,8 +681,7 @@ def test_a_model_that_needs_to_be_given():
 
 
 def test_it_can_be_copied_and_pickled():
-    strategy = audited()
-    run(strategy)
+    strategy = ran(audited())
     for again in (pickle.loads(pickle.dumps(strategy)), copy.deepcopy(strategy)):
         assert outcomes(again) == ["EXACT"] * 3
         run(again)

@@ -18,14 +18,7 @@ from spear.judge.rivals import Ruling
 from spear.judge.training import Retrained
 from spear.search.directions import Directions
 from spear.search.kernels import unit
-from support.planted import (
-    bare,
-    plant,
-    recovered,
-    seeded,
-    selection_of,
-    worst_error,
-)
+from support.planted import bare, plant, recovered, seeded, selection_of, worst_error
 
 ALL = [True] * 5
 

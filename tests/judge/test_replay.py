@@ -135,10 +135,7 @@ def test_a_later_layer_that_disagrees_is_named(part):
     assert any(name in words and "1.0e-03" in words for words in fit.disagreements)
 
 
-@pytest.mark.parametrize(
-    ("outputs", "dimensions"),
-    [(1, 1), (2, 1), (3, 2)],
-)
+@pytest.mark.parametrize(("outputs", "dimensions"), [(1, 1), (2, 1), (3, 2)])
 def test_dimensions_of_gradients_within_a_cell(outputs, dimensions):
     y = labels(5, max(2, outputs))
     targets = y[:, None].float() if outputs == 1 else y

@@ -16,14 +16,7 @@ from spear.search.directions import Directions
 from spear.search.kernels import scale, sparsest_independent, unit
 from spear.search.watch import Watch
 from spear.tolerances import UNDECIDED
-from support.planted import (
-    gaussian,
-    inputs_problem,
-    plant,
-    pool_of,
-    seeded,
-    true_directions,
-)
+from support.planted import gaussian, inputs_problem, plant, pool_of, seeded, true_directions
 
 # The scale
 

@@ -17,7 +17,7 @@ from spear.search.kernels import unit
 from spear.search.noisy import NoiseUnits, refine_each, refine_jointly
 from spear.search.starts import search_from_starts
 from spear.update.layers import network_after, soften
-from support.planted import bare, plant, real_batch, seeded, worst_error
+from support.planted import bare, plant, real_batch, seeded, with_noise, worst_error
 
 
 def noisy_update(root, sigma, clip, seed):
@@ -141,8 +141,7 @@ def test_noisy_regressions_keep_the_scale_of_the_bias_gradient():
     planted = plant(4, m=120, n=150)
     loss = nn.functional.mse_loss
     gradients = fedsgd(planted.model, planted.inputs, torch.randn(4, 10), loss)
-    sigma = 2e-2 * float(gradients["0.weight"].square().mean().sqrt())
-    noisy = add_noise(gradients, sigma, seeded(7))
+    noisy = with_noise(gradients, 2e-2)
     view = spear.observe(planted.model, noisy)
     result = spear.invert(view, model=planted.model, loss=loss)
     assert result.outcome is Outcome.APPROXIMATE
@@ -153,8 +152,7 @@ def test_noisy_regressions_keep_the_scale_of_the_bias_gradient():
 def test_hidden_layers_are_rescaled_without_the_rule_of_clipping():
     """Clipping goes by the norm of all layers, of which those before this one are not known."""
     planted = plant(4, m=100, n=100, depth=4)
-    sigma = 5e-3 * float(planted.gradients["2.weight"].square().mean().sqrt())
-    noisy = add_noise(planted.gradients, sigma, seeded(7))
+    noisy = with_noise(planted.gradients, 5e-3, like="2.weight")
     view = spear.observe(planted.model, noisy, layer="2")
     result = spear.invert(view, model=planted.model)
     hidden = planted.model[:2](planted.inputs).detach()
@@ -173,8 +171,7 @@ def test_weights_that_follow_no_rule_are_told():
         return (each * weights).sum()
 
     planted = plant(5, m=150, n=300, loss=loss)
-    sigma = 1e-2 * float(planted.gradients["0.weight"].square().mean().sqrt())
-    noisy = add_noise(planted.gradients, sigma, seeded(7))
+    noisy = with_noise(planted.gradients, 1e-2)
     result = spear.invert(spear.observe(planted.model, noisy), model=planted.model)
     assert "follow no rule that is known" in result.reason
     near = torch.cdist(result.inputs, planted.inputs).min(1)
@@ -194,8 +191,7 @@ def test_no_guesses_are_polished_to_none(data_root):
 def test_estimates_that_run_together_stay_as_they_were():
     """Two of the guesses are one sample: a sweep would make them equal, and the inverse singular."""
     planted = plant(4, m=120, n=150)
-    sigma = 1e-2 * float(planted.gradients["0.weight"].square().mean().sqrt())
-    noisy = add_noise(planted.gradients, sigma, seeded(7))
+    noisy = with_noise(planted.gradients, 1e-2)
     factors = factorise(spear.observe(planted.model, noisy))
     whole, units = dual_problem(factors), NoiseUnits.of(factors)
     R = factors.combine(torch.diag(1 / factors.singular_values))

@@ -6,7 +6,7 @@ from spear import InvalidOption, SamplingFinder
 from spear.factors import factorise
 from spear.search.kernels import unit
 from spear.search.sampling import Draw, kernels, kernels_by_inverse
-from support.planted import plant, seeded, worst_error
+from support.planted import plant, seeded, with_noise, worst_error
 
 
 @pytest.mark.parametrize("b", [2, 3, 7, 12])
@@ -74,11 +74,7 @@ def test_a_prior_of_the_wrong_shape_is_refused():
 
 def test_larger_submatrices_hold_noise_down():
     planted = plant(5, m=120, n=400, dtype=torch.float64)
-    G = planted.gradients["0.weight"]
-    sigma = 1e-3 * float(G.square().mean().sqrt())
-    noisy = G + sigma * torch.randn(G.shape, generator=seeded(0)).double()
-    view = spear.observe(planted.model, {**planted.gradients, "0.weight": noisy})
-    factors = factorise(view)
+    factors = factorise(spear.observe(planted.model, with_noise(planted.gradients, 1e-3)))
     assert factors.noisy
     generator = seeded(0)
     candidates, count = kernels(factors.outputs, 6, generator, Draw())

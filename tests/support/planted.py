@@ -12,6 +12,7 @@ import spear
 from spear import data
 from spear.factors import Factors, Side, factorise
 from spear.federated import fedsgd, mlp
+from spear.federated.defences import add_noise
 from spear.judge.layer import Recovered
 from spear.judge.replay import Fit, fit_losses
 from spear.judge.selection import Selection, _Matching
@@ -65,6 +66,14 @@ def bare(view: spear.LayerUpdate) -> spear.LayerUpdate:
         relu=view.relu,
         protocol=view.protocol,
     )
+
+
+def with_noise(
+    gradients: dict[str, Tensor], share: float, *, like: str = "0.weight", seed: int = 7
+) -> dict[str, Tensor]:
+    """Gaussian noise on every gradient: a share of the usual entry of one of them."""
+    sigma = share * float(gradients[like].square().mean().sqrt())
+    return add_noise(gradients, sigma, seeded(seed))
 
 
 def uncentred(b: int = 16, m: int = 200, n: int = 120, seed: int = 0) -> Planted:
@@ -121,12 +130,7 @@ def truth(planted: Planted) -> Truth:
 
 
 def low_rank(
-    m: int,
-    n: int,
-    b: int,
-    seed: int = 0,
-    decay: float = 0.0,
-    dtype: torch.dtype = torch.float64,
+    m: int, n: int, b: int, seed: int = 0, decay: float = 0.0, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
     """D (m, b), half of it zeros and each sample fainter than the one before, and X (b, n)."""
     generator = seeded(seed)

@@ -94,19 +94,6 @@ def test_class_weights_that_were_told(reduction):
     assert (same.outcome, same.reason) == (result.outcome, result.reason)
 
 
-@TOLD
-def test_squared_error(told):
-    model, x, _ = client(n=1000)
-    loss = nn.MSELoss()
-    gradients = fedsgd(model, x, gaussian(5, 10, 100), loss)
-    result = judged(model, gradients, loss=loss if told else None)
-    if told:
-        assert_exact(result, x)
-    else:
-        assert (result.outcome, result.cause) == (Outcome.APPROXIMATE, Cause.MERGED)
-        assert worst_error(result.inputs, x) < 1e-4
-
-
 # Batches.
 
 
