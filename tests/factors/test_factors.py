@@ -475,10 +475,10 @@ def test_devices_without_float64_work_on_the_cpu():
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_a_large_gradient_needs_little_extra_memory():
     script = Path(__file__).parents[2] / "benchmarks" / "memory.py"
-    command = [sys.executable, str(script), "--n", str(3 * 512 * 512)]
+    command = [sys.executable, str(script), "--n", str(3 * 420 * 420)]
     measured = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     assert measured["batch_size"] == 20
-    assert measured["gradient_bytes"] > 6e8
+    assert measured["gradient_bytes"] > 4e8
     assert measured["ratio"] < 0.5
 
 
