@@ -8,6 +8,7 @@ import spear
 from spear import InvalidOption, InvalidUpdate, Outcome, Proof, SamplingFinder
 from spear.baselines import (
     CocktailPartyAttack,
+    FeatureInversion,
     GeipingAttack,
     negative_rows,
     pixel_bounds,
@@ -282,19 +283,29 @@ def test_what_is_no_update_is_refused(attack):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("attack", "options"),
     [
-        {"iterations": 0},
-        {"restarts": 0},
-        {"lr": 0.0},
-        {"lr": math.nan},
-        {"total_variation": -1.0},
-        {"init": "ones"},
+        (GeipingAttack, {"iterations": 0}),
+        (GeipingAttack, {"restarts": 0}),
+        (GeipingAttack, {"lr": 0.0}),
+        (GeipingAttack, {"lr": math.nan}),
+        (GeipingAttack, {"total_variation": -1.0}),
+        (GeipingAttack, {"init": "ones"}),
+        (CocktailPartyAttack, {"iterations": 0}),
+        (CocktailPartyAttack, {"lr": -1.0}),
+        (CocktailPartyAttack, {"temperature": 0.0}),
+        (CocktailPartyAttack, {"independence": -1.0}),
+        (CocktailPartyAttack, {"total_variation": math.inf}),
+        (CocktailPartyAttack, {"sparse": math.nan}),
+        (FeatureInversion, {"iterations": 0}),
+        (FeatureInversion, {"lr": 0.0}),
+        (FeatureInversion, {"total_variation": -1.0}),
+        (FeatureInversion, {"spread": math.nan}),
     ],
 )
-def test_geiping_options_are_checked(options):
+def test_options_are_checked(attack, options):
     with pytest.raises(InvalidOption, match="expected"):
-        GeipingAttack(**options)
+        attack(**options)
 
 
 # The cocktail party
@@ -362,22 +373,6 @@ def test_one_sample_is_its_own_source():
     planted = plant(1, m=20, n=50)
     result = CocktailPartyAttack(iterations=3, total_variation=0).invert(planted.view)
     assert torch.allclose(result.inputs, planted.inputs, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"iterations": 0},
-        {"lr": -1.0},
-        {"temperature": 0.0},
-        {"independence": -1.0},
-        {"total_variation": math.inf},
-        {"sparse": math.nan},
-    ],
-)
-def test_cocktail_options_are_checked(options):
-    with pytest.raises(InvalidOption, match="expected"):
-        CocktailPartyAttack(**options)
 
 
 # The prior

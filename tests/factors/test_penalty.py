@@ -8,7 +8,7 @@ from torch import nn
 
 import spear
 from spear.factors import factorise
-from spear.factors.penalty import Penalty, without_penalty
+from spear.factors.penalty import without_penalty
 from spear.federated import defences
 from support.planted import bare, plant, with_noise, worst_error
 
@@ -135,11 +135,3 @@ def test_weights_of_zero_tell_nothing():
     _, view = penalised(60, 1e-2, m=60, n=50)
     blank = dataclasses.replace(view, weight=torch.zeros_like(view.weight))
     assert without_penalty(factorise(blank))[1] is None
-
-
-def test_words():
-    both = Penalty(1e-4, 2e-5, biases=False)
-    assert both.words == (
-        "the update holds an L2 penalty (weight decay) of 1.0e-04 and an L1 penalty of 2.0e-05 on "
-        "weights, not biases, taken off"
-    )

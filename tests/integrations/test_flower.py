@@ -767,28 +767,19 @@ def test_the_mod_changes_nothing_and_stands_in_nobodys_way(tmp_path):
         what_leaves(tmp_path, net, rate=0.1)
 
 
-def environment():
-    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-
-
-def simulated(script, folder):
+def test_the_example_runs_in_flowers_simulation_and_ends_with_the_report(tmp_path):
+    pytest.importorskip("skimage", reason="needs the cli extra")
+    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     told = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=folder,
-        env=environment(),
+        [sys.executable, str(ROOT / "examples" / "flower_audit" / "run.py")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
     assert told.returncode == 0, told.stderr[-4000:]
-    return told
-
-
-def test_the_example_runs_in_flowers_simulation_and_ends_with_the_report(tmp_path):
-    pytest.importorskip("skimage", reason="needs the cli extra")
-    told = simulated(ROOT / "examples" / "flower_audit" / "run.py", tmp_path)
     assert "Of 6 audited replies, 6 gave away every sample" in told.stdout
     assert (tmp_path / "report.html").stat().st_size > 0
     report = spear.load(tmp_path / "report.json")
@@ -798,57 +789,3 @@ def test_the_example_runs_in_flowers_simulation_and_ends_with_the_report(tmp_pat
         assert (finding.outcome, finding.batch_size) == (Outcome.EXACT, 12)
         assert min(finding.truth.psnr) >= 60
         assert sorted(finding.labels.tolist()) == sorted(finding.truth.labels.tolist())
-
-
-SOMEBODYS_APP = """
-import numpy as np
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict, Message
-from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import LocalDpMod
-from flwr.serverapp import ServerApp
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam
-from flwr.simulation import run_simulation
-from spear.integrations.flower import Audited, what_leaves
-from spear.integrations.ray_session import loopback_cluster
-from support.flower_federation import client_app, net
-
-noise = LocalDpMod(clipping_norm=1.0, sensitivity=1e-3, epsilon=2.0, delta=1e-5)
-clients = client_app(mods=[what_leaves("leaves", net), noise, what_leaves("before", net)])
-app = ServerApp()
-
-@app.main()
-def main(grid, context):
-    strategy = DifferentialPrivacyServerSideFixedClipping(
-        FedAdam(), noise_multiplier=0.1, clipping_norm=0.5, num_sampled_clients=2
-    )
-    strategy = Audited(strategy, model=net(), json="report.json")
-    strategy.start(
-        grid=grid,
-        initial_arrays=ArrayRecord(net().state_dict()),
-        train_config=ConfigRecord({"lr": 0.05}),
-        num_rounds=1,
-    )
-
-if __name__ == "__main__":
-    with loopback_cluster():  # tests stay on this machine
-        run_simulation(app, clients, num_supernodes=2)
-"""
-
-
-def test_somebodys_app_with_differential_privacy_in_the_simulation(tmp_path):
-    (tmp_path / "app.py").write_text(SOMEBODYS_APP)
-    (tmp_path / "support").mkdir()
-    (tmp_path / "support" / "flower_federation.py").write_text(
-        (ROOT / "tests" / "support" / "flower_federation.py").read_text()
-    )
-    simulated(tmp_path / "app.py", tmp_path)
-    report = spear.load(tmp_path / "report.json")
-    assert report.settings["strategy"] == "DifferentialPrivacyServerSideFixedClipping of FedAdam"
-    assert len(report.findings) == 2
-    assert not any(any(finding.certified) for finding in report.findings)
-    assert (tmp_path / "spear-report.html").exists()
-    leaving = [spear.load(path) for path in (tmp_path / "leaves").glob("*.json")]
-    before = [spear.load(path) for path in (tmp_path / "before").glob("*.json")]
-    assert [r.outcome is Outcome.EXACT for r in leaving] == [False, False]
-    assert [r.outcome for r in before] == [Outcome.EXACT, Outcome.EXACT]

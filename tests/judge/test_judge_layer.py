@@ -150,17 +150,6 @@ def test_the_bias_gradient_is_a_combination_of_the_columns():
     assert not bias_in_span(factorise(spear.observe(model, {**gradients, "0.bias": other})))
 
 
-def test_an_input_that_is_zero_is_taken_out_of_the_bias_gradient():
-    model, x, y = client(6)
-    x[0] = 0
-    factors = factorise(spear.observe(model, fedsgd(model, x, y)))
-    assert (factors.b, factors.zero_input) == (5, True)
-    assert bias_in_span(factors)
-    rest = Planted(model, x[1:], y[1:], {})
-    found = recovered(rest, view=factors.view)
-    assert torch.allclose(found.X, x[1:].double(), atol=1e-4)
-
-
 @pytest.mark.parametrize("kind", ["a sum", "a multiple"])
 def test_samples_that_depend_on_each_other_spoil_their_own_scale_only(kind):
     model, x, y = client(6, width=200)

@@ -93,25 +93,6 @@ def test_lambda_is_one_for_the_truth_in_any_order_and_sign(seed):
     assert torch.allclose(chosen.C @ chosen.Q, torch.eye(5, dtype=torch.float64), atol=1e-9)
 
 
-def test_lambda_counts_what_its_definition_counts():
-    """The definition of the paper, entry by entry, for a wrong choice of directions."""
-    planted = plant(4, m=50, dtype=torch.float64)
-    factors = factorise(planted.view)
-    Q, zeros = true_directions(planted, factors)
-    wrong = Q.clone()
-    wrong[:, 0] = Q[:, 0] + 0.5 * Q[:, 1]
-    pattern = zeros.clone()
-    pattern[:, 0] = zeros[:, 0] & zeros[:, 1]
-    chosen = select(factors, pool_of(factors, wrong, pattern), Watch())
-    D = factors.L @ chosen.Q
-    X = factors.reconstruct(chosen.C)
-    Z = planted.model[0].weight @ X.T + planted.model[0].bias[:, None]
-    zero = D.abs() < 1e-9 * D.abs().max()
-    expected = int(((Z <= 0) & zero).sum() + ((Z > 0) & ~zero).sum()) / D.numel()
-    assert chosen.match < 1
-    assert abs(chosen.match - expected) < 1e-12
-
-
 def pool_with_mixes(planted, factors, mixes):
     """True directions and, in front of them, mixes of two, with the zeros that these share."""
     Q, zeros = true_directions(planted, factors)
@@ -279,13 +260,6 @@ def test_swaps_are_scored_as_if_made(problem, at_once, monkeypatch):
                 assert int(totals[i]) == torch.iinfo(totals.dtype).max
 
 
-def test_a_swap_that_loses_rank_is_never_made(problem):
-    chosen = [0, 4, 5, 6, 7]
-    totals = problem._swaps(problem.state(chosen), chosen, 3)  # 0 is a mix of 3 and 4
-    impossible = torch.iinfo(totals.dtype).max
-    assert [int(total) == impossible for total in totals] == [False, False, True, True, True]
-
-
 def test_swaps_end_where_none_helps(problem):
     start = [0, 1, 2, 4, 5]
     ended = problem.improve(start, Watch())
@@ -294,28 +268,6 @@ def test_swaps_end_where_none_helps(problem):
     assert reached < int(problem.wrong(start).sum())
     for j in set(range(8)) - set(ended):
         assert int(problem._swaps(problem.state(ended), ended, j).min()) >= reached
-
-
-def test_the_best_swap_comes_first(problem):
-    start, best = [0, 1, 2, 4, 5], None
-    for j in set(range(8)) - set(start):
-        totals = problem._swaps(problem.state(start), start, j)
-        place = int(totals.argmin())
-        if best is None or int(totals[place]) < best[0]:
-            best = (int(totals[place]), place, j)
-
-    class Once(Watch):
-        """Expires after the first swap was made."""
-
-        asked = 0
-
-        @property
-        def expired(self):
-            self.asked += 1
-            return self.asked > 1 + 3  # the round, and each of the three candidates
-
-    _, place, j = best
-    assert problem.improve(start, Once()) == [*start[:place], j, *start[place + 1 :]]
 
 
 # Entries that drowned
@@ -412,17 +364,6 @@ def test_up_to_ten_levels_an_entry_is_undecided(levels, negative):
     side = dataclasses.replace(pool.side, zero=-lowest / levels)
     chosen = select(factors, dataclasses.replace(pool, side=side), Watch())
     assert (int(chosen.contradictions.sum()) > 0) is bool(negative)
-
-
-def test_inputs_within_the_noise_are_not_negative():
-    factors, _, vectors, zeros = inputs_problem()
-    pool = pool_of(factors, vectors, zeros, factors.inputs)
-    quiet = select(factors, pool, Watch())
-    assert quiet.contradictions.tolist() == [0, 0, 0, 0]
-    lowest = factors.reconstruct(quiet.C).min()
-    assert -1e-4 < float(lowest) < 0  # rounding
-    silent = dataclasses.replace(pool, side=dataclasses.replace(pool.side, zero=0.0))
-    assert int(select(factors, silent, Watch()).contradictions.sum()) > 0
 
 
 def test_firm_inputs_come_before_sparse_ones():

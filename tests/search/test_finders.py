@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import spear
-from spear import CascadeFinder, Outcome, Proof, SamplingFinder, theory
+from spear import CascadeFinder, InvalidOption, Outcome, Proof, SamplingFinder, theory
 from spear.experiments.common.searching import PlainFinder
 from spear.factors import factorise
 from spear.inversion import FINDERS as BY_NAME
@@ -347,3 +347,22 @@ def test_a_name_is_the_finder_with_its_usual_options(finder):
     planted = plant(5, m=60)
     by_name = spear.invert(planted.view, finder=finder)
     assert bits(by_name) == bits(spear.invert(planted.view, finder=BY_NAME[finder]()))
+
+
+@pytest.mark.parametrize(
+    ("finder", "options"),
+    [
+        (CascadeFinder, {"starts": 0}),
+        (CascadeFinder, {"steps": 0}),
+        (CascadeFinder, {"patience": 0}),
+        (CascadeFinder, {"max_samples": -1}),
+        (SamplingFinder, {"max_samples": 0}),
+        (SamplingFinder, {"false_rejection": 0.0}),
+        (SamplingFinder, {"threshold": 1.0}),
+        (SamplingFinder, {"stop_match": 1.5}),
+        (SamplingFinder, {"rows": 0}),
+    ],
+)
+def test_options_are_checked(finder, options):
+    with pytest.raises(InvalidOption, match="expected"):
+        finder(**options)

@@ -112,21 +112,6 @@ def test_progress_comes_with_the_expected_total():
     assert all(s.expected > 1 and s.batch_size == 4 for s in search)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_samples": 0},
-        {"false_rejection": 0.0},
-        {"threshold": 1.0},
-        {"stop_match": 1.5},
-        {"rows": 0},
-    ],
-)
-def test_options_are_checked(options):
-    with pytest.raises(InvalidOption, match="expected"):
-        SamplingFinder(**options)
-
-
 def test_rows_below_the_batch_size_are_refused():
     planted = plant(6, m=60)
     with pytest.raises(InvalidOption, match="rows >= b - 1 = 5"):
