@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-# Tests that share something which takes long to set up, or that two of may not run at a time. Marks
-# do not help: pytest-xdist 3.8 loses its groups beside pytest 9.2.
+# Tests that share what takes long to set up, or of which no two may run at a time: one worker runs
+# them. Marks do not help: pytest-xdist 3.8 loses its groups beside pytest 9.2. They come first, in
+# this order, so that both workers are busy to the end.
 _TOGETHER = {
     "test_ray.py": "ray",
-    "in_the_simulation": "ray",
     "in_flowers_simulation": "ray",
     "test_docs.py": "docs",
     "test_secrets.py": "tour",
     "every_command_works_without_a_network": "tour",
+    "test_tutorial.py": "tutorial",
+    "test_parallel.py": "pools",
+    "in_training_": "trained",
 }
 
 
@@ -29,9 +32,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((group for part, group in _TOGETHER.items() if part in nodeid), nodeid)
+            return _group(nodeid) or nodeid
 
     return Scheduling(config, log)
+
+
+def _group(nodeid: str) -> str | None:
+    return next((group for part, group in _TOGETHER.items() if part in nodeid), None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes longest first."""
+    order = [*dict.fromkeys(_TOGETHER.values()), None]
+    items.sort(key=lambda item: order.index(_group(item.nodeid)))
 
 
 collect_ignore = []

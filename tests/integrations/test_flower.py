@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -103,14 +104,8 @@ def test_every_reply_of_every_round_is_audited_and_listed(tmp_path):
 
 def numpy_seeded(strategy):
     """The result of two rounds with the noise of DP wrappers fixed."""
-    import numpy as np
-
-    state = np.random.get_state()
     np.random.seed(0)
-    try:
-        return run(strategy, rounds=2)[0]
-    finally:
-        np.random.set_state(state)
+    return run(strategy, rounds=2)[0]
 
 
 STRATEGIES = {
@@ -187,9 +182,11 @@ def test_clipping_on_the_client_hides_nothing(make, mod, bound):
     assert any("ClientSide" in subject for subject in subjects(strategy, Level.EXPOSED))
 
 
+LOCAL_DP = LocalDpMod(clipping_norm=1.0, sensitivity=1e-3, epsilon=2.0, delta=1e-5)
+
+
 def test_noise_of_the_client_is_in_what_is_judged():
-    local_dp = LocalDpMod(clipping_norm=1.0, sensitivity=1e-3, epsilon=2.0, delta=1e-5)
-    strategy = ran(audited(), client_app(mods=[local_dp]))
+    strategy = ran(audited(), client_app(mods=[LOCAL_DP]))
     for finding in strategy.report.findings:
         assert finding.outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE, Outcome.APPROXIMATE)
         assert not any(finding.certified)
@@ -315,30 +312,27 @@ def test_weights_under_much_noise_are_still_weights():
     assert read(before, noisy, spear.Protocol(sends="difference")).mistake == ""
 
 
-def numpy_list(model, inputs, labels, lr):
-    after = fedavg(model, inputs, labels, lr=lr)
-    return ArrayRecord([value.numpy() for value in after.values()])
+def listed(arrays):
+    return [value.numpy() for value in arrays.values()]
 
 
-def wrapped_names(model, inputs, labels, lr):
-    after = fedavg(model, inputs, labels, lr=lr)
-    return ArrayRecord({f"_module.{name}": value for name, value in after.items()})
+@pytest.mark.parametrize(
+    ("start", "sent", "dtype"),
+    [
+        (dict, listed, torch.float32),
+        (listed, listed, torch.float32),
+        (dict, lambda after: {f"_module.{k}": v for k, v in after.items()}, torch.float32),
+        (dict, lambda after: {k: after[k] for k in ("1.weight", "1.bias")}, torch.float32),
+        (dict, dict, torch.float64),
+    ],
+    ids=["a list", "a list from the start", "other names", "one layer", "doubles"],
+)
+def test_arrays_under_other_names(start, sent, dtype):
+    def reply(model, inputs, labels, lr):
+        return ArrayRecord(sent(fedavg(model.to(dtype), inputs.to(dtype), labels, lr=lr)))
 
-
-def doubles(model, inputs, labels, lr):
-    return ArrayRecord(fedavg(model.double(), inputs.double(), labels, lr=lr))
-
-
-def one_layer(model, inputs, labels, lr):
-    after = fedavg(model, inputs, labels, lr=lr)
-    return ArrayRecord({name: after[name] for name in ("1.weight", "1.bias")})
-
-
-@pytest.mark.parametrize("reply", [numpy_list, wrapped_names, doubles, one_layer, None])
-def test_arrays_under_other_names(reply):
-    start = None if reply else ArrayRecord([v.numpy() for v in net().state_dict().values()])
-    strategy = ran(audited(), client_app(reply or numpy_list), arrays=start, nodes=ONE)
-    assert_all_exact(strategy, 1)
+    arrays = ArrayRecord(start(net().state_dict()))
+    assert_all_exact(ran(audited(), client_app(reply), arrays=arrays, nodes=ONE), 1)
 
 
 @pytest.mark.parametrize(
@@ -733,16 +727,13 @@ def test_the_quickstart_gets_an_honest_answer(examples):
 
 
 def test_the_mod_sees_what_leaves_and_only_first_in_the_list(tmp_path):
-    local_dp = LocalDpMod(clipping_norm=1.0, sensitivity=1e-3, epsilon=2.0, delta=1e-5)
-
     def own(msg, context):
         return private(context.node_id)
 
     outer = what_leaves(tmp_path / "leaves", net, truth=own)
     inner = what_leaves(tmp_path / "before", net, truth=own)
-    app = client_app(
-        mods=[pickle.loads(pickle.dumps(what_leaves(None, net))), outer, local_dp, inner]
-    )
+    silent = pickle.loads(pickle.dumps(what_leaves(None, net)))
+    app = client_app(mods=[silent, outer, LOCAL_DP, inner])
     plain = run(FedAvg(), client_app())[1]
     _, grid = run(FedAvg(), app)
     assert grid.sent == plain.sent == 6

@@ -18,7 +18,7 @@ from spear.judge.rivals import Ruling
 from spear.judge.training import Retrained
 from spear.search.directions import Directions
 from spear.search.kernels import unit
-from support.planted import bare, plant, recovered, seeded, selection_of, worst_error
+from support.planted import bare, plant, recovered, seeded, selection_of, weighed, worst_error
 
 ALL = [True] * 5
 
@@ -290,11 +290,7 @@ def test_noise_that_leaves_nothing_precise_is_told_as_such():
 def test_the_loudest_samples_are_certified_under_noise():
     """One of five gradients is forty times the others': its input is known that much better."""
     weights = torch.tensor([40.0, 1.0, 1.0, 1.0, 1.0])
-
-    def loss(outputs, targets):
-        return (nn.functional.cross_entropy(outputs, targets, reduction="none") * weights).sum()
-
-    planted = plant(5, m=200, loss=loss)
+    planted = plant(5, m=200, loss=weighed(weights, total=True))
     factors = with_noise(factorise(bare(planted.view)), 5e-4)
     done = certify(factors, selection_of(planted, factors))
     assert factors.noisy

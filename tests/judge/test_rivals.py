@@ -27,6 +27,7 @@ from support.planted import (
     plant,
     recovered,
     seeded,
+    weighed,
 )
 
 
@@ -269,15 +270,8 @@ def test_clipped_samples_are_not_called_several():
 def test_uneven_weights_with_room_for_a_merge_exclude_nothing():
     """Tiny features: all samples of a label are near-duplicates, and weights say nothing."""
     x, y = 1e-5 * gaussian(4, 60), torch.full((4,), 3)
-    weights = torch.tensor([1.0, 1.7, 0.6, 2.3])
-
-    def loss(outputs, targets):
-        each = nn.functional.cross_entropy(outputs, targets, reduction="none")
-        return (weights * each).mean()
-
-    model = net(60, 10)
-    view = spear.observe(model, fedsgd(model, x, y, loss))
-    found = searched(view)
+    loss = weighed(torch.tensor([1.0, 1.7, 0.6, 2.3]))
+    found = searched(planted_net(x, y, loss=loss).view)
     fit = fit_of(found)
     excluded = rivals.merge(found, fit).excluded
     wrong = (

@@ -17,22 +17,14 @@ from spear.search.kernels import unit
 from spear.search.noisy import NoiseUnits, refine_each, refine_jointly
 from spear.search.starts import search_from_starts
 from spear.update.layers import network_after, soften
-from support.planted import bare, plant, real_batch, seeded, with_noise, worst_error
+from support.planted import bare, plant, real_batch, seeded, weighed, with_noise, worst_error
 
 
 def noisy_update(root, sigma, clip, seed):
     """A view of noisy gradients, the model, the truth, and the true output gradient behind it."""
     images, model, x, y = real_batch(root, seed=seed)
     factors = torch.ones(len(x)) if clip is None else clipping_factors(model, x, y, clip)
-
-    def loss(outputs, targets):
-        return (nn.functional.cross_entropy(outputs, targets, reduction="none") * factors).mean()
-
-    generator = seeded(seed + 1_000_000)
-    noisy = {
-        name: g + sigma * torch.randn(g.shape, generator=generator)
-        for name, g in fedsgd(model, x, y, loss).items()
-    }
+    noisy = add_noise(fedsgd(model, x, y, weighed(factors)), sigma, seeded(seed + 1_000_000))
     D = output_gradient(model, x, y, layer="0").double() * factors
     return images, model, x, y, spear.observe(model, noisy), D
 
@@ -165,12 +157,7 @@ def test_hidden_layers_are_rescaled_without_the_rule_of_clipping():
 
 def test_weights_that_follow_no_rule_are_told():
     weights = torch.tensor([1.0, 3.0, 0.5, 2.0, 0.7])
-
-    def loss(outputs, targets):
-        each = nn.functional.cross_entropy(outputs, targets, reduction="none")
-        return (each * weights).sum()
-
-    planted = plant(5, m=150, n=300, loss=loss)
+    planted = plant(5, m=150, n=300, loss=weighed(weights, total=True))
     noisy = with_noise(planted.gradients, 1e-2)
     result = spear.invert(spear.observe(planted.model, noisy), model=planted.model)
     assert "follow no rule that is known" in result.reason

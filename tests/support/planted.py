@@ -206,6 +206,16 @@ def real_batch(
     return images, mlp(x.shape[1], images.classes, width=m, depth=depth, seed=seed), x, y
 
 
+def weighed(weights: Tensor, *, total: bool = False):
+    """Cross-entropy with a weight for each sample: the mean, or the sum."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        each = weights * nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return each.sum() if total else each.mean()
+
+    return loss
+
+
 def clipped_sum(model: nn.Module, x: Tensor, y: Tensor, share: float) -> dict[str, Tensor]:
     """Per-sample gradients, clipped to a share of their median norm over all parameters, averaged."""
     parts = [fedsgd(model, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]

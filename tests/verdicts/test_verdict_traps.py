@@ -15,7 +15,7 @@ from spear import Cause, Outcome, data
 from spear.federated import fedavg, fedsgd
 from spear.judge.rivals import NOT_ALL_MERGED, NOT_SCALED
 from support.judgements import assert_certified_are_right, judged
-from support.planted import clipped_sum, gaussian, labels, net, seeded, worst_error
+from support.planted import clipped_sum, gaussian, labels, net, seeded, weighed, worst_error
 
 cross_entropy = nn.functional.cross_entropy
 SEEDS = pytest.mark.parametrize("seed", range(2))
@@ -200,11 +200,8 @@ def test_a_darker_copy_among_samples_of_any_weight(share, clipped):
     x, y = with_darker(share)
     model = net(60, 10)
     weights = torch.rand(6, generator=seeded(0)) + 0.5
-
-    def weighted(outputs, targets):
-        return (weights * cross_entropy(outputs, targets, reduction="none")).mean()
-
-    sent = clipped_sum(model, x, y, 0.7) if clipped else fedsgd(model, x, y, weighted)
+    by_weight = fedsgd(model, x, y, weighed(weights))
+    sent = clipped_sum(model, x, y, 0.7) if clipped else by_weight
     assert_nothing_unknown_is_exact(judged(model, sent), x)
 
 
