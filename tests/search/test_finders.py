@@ -46,7 +46,6 @@ class OneByOne:
 FINDERS = {
     "cascade": "cascade",
     "sampling": "sampling",
-    "CascadeFinder": CascadeFinder(starts=4, steps=60, patience=3, max_samples=5_000),
     "SamplingFinder": SamplingFinder(adaptive=False, independent=True, at_once=500),
     "PlainFinder": PlainFinder(at_once=500),
     "OneByOne": OneByOne(),
@@ -161,7 +160,7 @@ def lasting(pool):
 # OneByOne has nothing to show until it has them all.
 SLOWLY = {
     "cascade": ("cascade", 20, 70),
-    "CascadeFinder": (FINDERS["CascadeFinder"], 20, 70),
+    "CascadeFinder": (CascadeFinder(starts=4, steps=60, patience=3), 20, 70),
     "SamplingFinder": (SamplingFinder(at_once=4, max_samples=3_000), 5, 50),
     "PlainFinder": (PlainFinder(at_once=4, max_samples=500), 5, 50),
 }

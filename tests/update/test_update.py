@@ -69,21 +69,21 @@ def test_all_problems_are_reported_at_once():
     assert len(caught.value.problems) == 2
 
 
-def test_gradients_as_list_and_as_dict_are_the_same_view():
+def test_gradients_come_as_a_dict_or_a_list_whole_or_in_part():
     planted = plant(3)
-    by_name = planted.view
+    names = list(planted.gradients)
     listed = observe(planted.model, list(planted.gradients.values()))
-    assert listed.layer == by_name.layer == "0"
-    assert torch.equal(listed.weight_grad, by_name.weight_grad)
-    assert set(listed.others) == set(planted.gradients) - {"0.weight", "0.bias"}
-
-
-def test_a_dict_may_hold_one_layer_only():
-    planted = plant(3)
-    one = {name: g for name, g in planted.gradients.items() if name.startswith("2.")}
-    view = observe(planted.model, one)
-    assert view.layer == "2"
-    assert "no gradient" not in view.choice.splitlines()[0]
+    assert listed.layer == planted.view.layer == "0"
+    assert torch.equal(listed.weight_grad, planted.view.weight_grad)
+    assert set(listed.others) == {*names} - {"0.weight", "0.bias"}
+    without = observe(
+        planted.model, [planted.gradients[n] if n != "4.bias" else None for n in names]
+    )
+    assert torch.equal(without.weight_grad, planted.view.weight_grad)
+    assert set(listed.others) - set(without.others) == {"4.bias"}
+    second = observe(planted.model, {n: planted.gradients[n] for n in ("2.weight", "2.bias")})
+    assert second.layer == "2"
+    assert "no gradient" not in second.choice.splitlines()[0]
 
 
 def test_frozen_parameters_may_be_left_out_of_the_list():
@@ -193,14 +193,6 @@ def test_the_public_names():
 
 def test_a_layer_given_directly_says_so():
     assert bare(plant(3).view).choice == "one layer, 50 -> 60, given directly"
-
-
-def test_parameters_without_a_gradient_may_be_none():
-    planted = plant(3, depth=3)
-    gradients = [None if n == "4.bias" else g for n, g in planted.gradients.items()]
-    view = spear.observe(planted.model, gradients)
-    assert torch.equal(view.weight_grad, planted.view.weight_grad)
-    assert set(planted.view.others) - set(view.others) == {"4.bias"}
 
 
 def test_training_goes_on_and_the_view_does_not():
