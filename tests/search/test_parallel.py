@@ -78,26 +78,6 @@ def test_small_problems_stay_in_this_process(pool):
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_killed_workers_do_not_lose_the_inversion():
-    planted = plant(12, m=50)
-    finder = spear.SamplingFinder(max_samples=60_000, at_once=200)
-    alone = inverted(planted, finder, None)
-    with spear.workers(2) as executor:
-        counting = Counting(executor)
-
-        def kill(progress):
-            if len(counting.sent) == 20:  # some have come back, others are under way
-                for process in list((executor._processes or {}).values()):
-                    process.kill()
-
-        result = inverted(planted, finder, counting, on_progress=kill)
-    assert "a worker failed (BrokenProcessPool" in result.reason
-    assert "a worker failed" not in alone.reason
-    assert torch.equal(result.inputs, alone.inputs)
-    assert counted(result) == counted(alone)
-
-
-@pytest.mark.usefixtures("small_pieces")
 def test_an_executor_that_is_shut_down_is_told():
     executor = spear.workers(1)
     executor.shutdown()
@@ -227,3 +207,23 @@ def test_a_worker_computes_what_this_process_would():
     a, b, c = torch.randn(3), torch.randn(3), torch.randn(3)
     answer = _work(torch.addcmul, pack((a,)), pack((b, c)))
     assert torch.equal(unpack(answer), torch.addcmul(a, b, c))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_killed_workers_do_not_lose_the_inversion(pool):
+    """The last test: it takes the pool down."""
+    planted = plant(12, m=50)
+    finder = spear.SamplingFinder(max_samples=60_000, at_once=200)
+    alone = inverted(planted, finder, None)
+    counting = Counting(pool)
+
+    def kill(progress):
+        if len(counting.sent) == 20:  # some have come back, others are under way
+            for process in list((pool._processes or {}).values()):
+                process.kill()
+
+    result = inverted(planted, finder, counting, on_progress=kill)
+    assert "a worker failed (BrokenProcessPool" in result.reason
+    assert "a worker failed" not in alone.reason
+    assert torch.equal(result.inputs, alone.inputs)
+    assert counted(result) == counted(alone)

@@ -1,4 +1,4 @@
-"""The verdict does not depend on the door: library, command line and Flower, fifty updates each."""
+"""The verdict does not depend on the door: library, command line and Flower, 25 updates each."""
 
 import random
 
@@ -89,7 +89,7 @@ def verdict(found):
     )
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(25))
 def test_one_update_has_one_verdict(seed, tmp_path):
     drawn = Drawn(seed)
     library = by_the_library(drawn, tmp_path)
@@ -99,7 +99,7 @@ def test_one_update_has_one_verdict(seed, tmp_path):
         assert torch.equal(found.inputs, library.inputs)
 
 
-@pytest.mark.parametrize("seed", range(0, 50, 25))
+@pytest.mark.parametrize("seed", [0, 10])
 def test_the_command_says_what_the_library_says(seed, tmp_path):
     drawn = Drawn(seed)
     library = by_the_library(drawn, tmp_path)
