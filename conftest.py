@@ -3,7 +3,7 @@
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,18 +11,18 @@ import pytest
 import torch
 
 # Tests that share what takes long to set up, or of which no two may run at a time: one worker runs
-# them. Marks do not help: pytest-xdist 3.8 loses its groups beside pytest 9.2. They come first, in
-# this order, so that both workers are busy to the end.
+# them. Marks do not help: pytest-xdist 3.8 loses its groups beside pytest 9.2.
 _TOGETHER = {
     "test_ray.py": "ray",
     "in_flowers_simulation": "ray",
     "test_docs.py": "docs",
     "test_secrets.py": "tour",
     "every_command_works_without_a_network": "tour",
-    "test_tutorial.py": "tutorial",
-    "test_parallel.py": "pools",
+    "test_parallel.py": "pool",
     "in_training_": "trained",
 }
+# The longest come first, so that both workers are busy to the end.
+_FIRST = [*_TOGETHER, "test_trials", "test_tutorial", "test_faults", "test_examples", "test_load"]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -32,19 +32,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _group(nodeid) or nodeid
+            return _TOGETHER.get(_first(nodeid, _TOGETHER) or "", nodeid)
 
     return Scheduling(config, log)
 
 
-def _group(nodeid: str) -> str | None:
-    return next((group for part, group in _TOGETHER.items() if part in nodeid), None)
+def _first(nodeid: str, parts: Iterable[str]) -> str | None:
+    return next((part for part in parts if part in nodeid), None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes longest first."""
-    order = [*dict.fromkeys(_TOGETHER.values()), None]
-    items.sort(key=lambda item: order.index(_group(item.nodeid)))
+    """Put the longest tests first."""
+    order = [*_FIRST, None]
+    items.sort(key=lambda item: order.index(_first(item.nodeid, _FIRST)))
 
 
 collect_ignore = []
