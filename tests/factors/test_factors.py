@@ -198,7 +198,7 @@ def test_rows_are_live_where_more_shows_than_noise():
 
 
 def test_a_neuron_that_shows_a_little_above_its_noise_is_live():
-    """Ten deviations long, where the noise of six samples is sqrt(6) + 4 at most; and one at none."""
+    """One row is ten deviations long, where noise gives sqrt(6) + 4 at most; another is empty."""
     D, X = low_rank(100, 150, 6)
     sigma = 1e-4
     D[7] *= 10 * sigma / float((D[7] @ X).norm())

@@ -1,4 +1,4 @@
-"""Penalties in the loss are found and taken off where they are, and nowhere else."""
+"""Penalties in the loss are found and removed, and nothing is removed where there is none."""
 
 import dataclasses
 

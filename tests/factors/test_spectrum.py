@@ -1,4 +1,4 @@
-"""What singular values say: the batch size of spectra made up to lie on either side of a decision."""
+"""The batch size of made-up spectra on either side of each decision."""
 
 import math
 

@@ -111,7 +111,7 @@ def test_a_layer_given_directly_has_no_name_to_replay_from():
 
 
 def test_a_hidden_neuron_on_the_other_side_of_its_threshold_is_found():
-    """The client's rounding put a hidden neuron off that is on by 1e-6 in the replay."""
+    """In the client's rounding a hidden neuron is off that is on by 1e-6 in the replay."""
     planted = plant(6, m=90, n=50, depth=4)
     model = planted.model
     with torch.no_grad():
@@ -144,7 +144,7 @@ class Inputs:
 
 
 def test_between_two_relus_the_output_gradient_must_fit_inputs_too():
-    """A mean of two inputs is no input, though it has no negative entry: the other side tells."""
+    """The mean of two inputs has no negative entry either: only the output gradient gives it away."""
     planted = plant(4, m=60, n=60, depth=3)
     hidden = planted.model[:2](planted.inputs).detach().double()
     right = spear.invert(planted.layer("2"), finder=Inputs(hidden))
@@ -311,7 +311,7 @@ def test_errors_are_measured_against_the_data_s_amplitude():
 
 @pytest.mark.parametrize("size", [1.0, 30.0])
 def test_a_later_layer_that_is_hardly_off_is_noticed_whatever_the_size_of_inputs(size):
-    """What a replay may be off by follows from the error relative to the inputs, not from both."""
+    """The tolerance of a replay follows from the error relative to the inputs."""
     planted = plant(5, m=200, inputs=size * torch.randn(5, 50, generator=seeded(0)))
     assert certified_of(planted).whole
     altered = {**planted.gradients, "4.weight": 1.0001 * planted.gradients["4.weight"]}
@@ -330,7 +330,7 @@ def test_labels_alone_are_no_replay():
 
 
 def test_a_next_layer_that_is_noisy_itself_is_no_witness():
-    """Its span turns by its own noise, here by more than a thousandth."""
+    """Its own noise turns its span by more than a thousandth."""
     planted = plant(5, m=150, n=300, seed=2)
     gradient = planted.gradients["2.weight"]
     noise = torch.randn(gradient.shape, generator=seeded(0))

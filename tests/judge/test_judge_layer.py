@@ -1,4 +1,4 @@
-"""What the attacked layer shows alone: errors that are predicted, rounding, the bias gradient."""
+"""What the attacked layer shows by itself: predicted errors, rounding, the bias gradient."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ from support.planted import Planted, client, gaussian, plant, recovered, seeded
 
 @pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-4])
 def test_predicted_errors_are_of_the_size_of_actual_ones(noise):
-    """The median of what is off over what was predicted, over batches with Gaussian noise added."""
+    """The median ratio of actual to predicted error, over batches with Gaussian noise."""
     ratios = []
     for seed in range(4):
         model, x, y = client(seed=seed, width=200)
@@ -77,7 +77,7 @@ def test_rows_that_leave_a_second_direction_free_bound_no_share():
 
 @pytest.mark.parametrize("steps", [0.05, 0.3, 0.6, 1.0, 3.0, 50.0])
 def test_errors_after_rounding_to_the_grid_of_the_inputs(steps):
-    """Inputs are floats; an error of fewer than half a step is gone once they are floats again."""
+    """Inputs are floats: an error of less than half a step vanishes when they are rounded again."""
     X = (1 + torch.rand(1, 512, generator=seeded(0))).double()  # in [1, 2): one step
     error = torch.tensor([steps * torch.finfo(torch.float32).eps], dtype=torch.float64)
     factors = SimpleNamespace(view=SimpleNamespace(weight_grad=torch.zeros(1)))

@@ -1,4 +1,4 @@
-"""Parts of a batch: what is found while samples that are far fainter are missing."""
+"""Parts of a batch: what can be read while much fainter samples are missing."""
 
 import torch
 

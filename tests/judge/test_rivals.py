@@ -1,4 +1,4 @@
-"""Every rival explanation, planted where it is true and where it is not."""
+"""Every rival explanation, tried where it is true and where it is not."""
 
 import dataclasses
 import itertools
@@ -37,7 +37,7 @@ def planted_net(x, y, outputs=10, *, loss=nn.functional.cross_entropy, **options
 
 
 def searched(view):
-    """What the finder makes of an update, where the truth is not one direction a sample."""
+    """What the finder recovers, where samples and directions do not match one to one."""
     factors = factorise(view)
     chosen = None
     for pool in CascadeFinder().search(factors, generator=seeded(0), watch=Watch(max_seconds=10)):
@@ -49,7 +49,7 @@ def searched(view):
 
 
 def scaled_biases(planted, factor):
-    """The view of an update whose biases have a learning rate of their own."""
+    """An update whose biases have their own learning rate."""
     gradients = {
         name: g * factor if name.endswith("bias") else g for name, g in planted.gradients.items()
     }
@@ -93,7 +93,7 @@ def test_a_mix_by_cancellation_is_not_taken_for_zeros():
 
 
 def test_directions_that_nothing_holds_are_not_believed():
-    """As many rows as were solved for: any mix has them. More rows, or a replay, settle it."""
+    """Any mix has as many zeros as were solved for. More zeros, or a replay, settle it."""
     narrow = plant(6, m=14, n=60, dtype=torch.float64)
     wide = plant(6, m=120, n=60, dtype=torch.float64)
     for planted, believed in ((narrow, False), (wide, True)):
@@ -174,7 +174,7 @@ def test_biases_fix_the_scale_of_free_targets():
 @pytest.mark.parametrize("factor", [2.0, 1.1, 1.002])
 @pytest.mark.parametrize("zero", [True, False])
 def test_no_sample_at_a_wrong_scale_passes(factor, zero):
-    """Biases that learned at another rate, whichever loss seems to explain it."""
+    """Biases with their own learning rate, whichever loss seems to explain the update."""
     planted = planted_net(gaussian(5, 60), labels(5), zero=zero)
     found = recovered(planted, view=scaled_biases(planted, factor))
     fit = fit_of(found)
@@ -194,7 +194,7 @@ def test_a_layer_alone_assumes_the_scale():
 @pytest.mark.parametrize("factor", [0.6, 0.9])
 @pytest.mark.parametrize("pairs", [1, 4])
 def test_one_output_and_a_darker_copy_merge_at_any_distance(factor, pairs):
-    """If every sample has its copy, weights are those of single ones: an assumption is listed."""
+    """If every sample has a copy, all weigh alike again: that assumption is listed."""
     x, y = gaussian(4, 60), labels(4, 2)
     x, y = torch.cat([x, factor * x[:pairs]]), torch.cat([y, y[:pairs]])
     loss = nn.BCEWithLogitsLoss()
@@ -255,7 +255,7 @@ def test_single_samples_are_not_called_several():
 
 
 def test_clipped_samples_are_not_called_several():
-    """Weights differ, but are those that clipping by norm makes."""
+    """Weights differ, but just as clipping by norm makes them differ."""
     x, y = gaussian(6, 60), labels(6)
     model = net(60, 10)
     planted = Planted(model, x, y, clipped_sum(model, x, y, 0.1))
@@ -293,7 +293,7 @@ def test_a_layer_alone_assumes_that_nothing_merged_unless_told_of_more():
 def test_more_told_than_show_merge_unless_each_weighs_as_one_of_them(
     share, told, single, monkeypatch
 ):
-    """Of eight samples one weighs an eighth: half of what one of four does. A pair weighs a fourth."""
+    """One of eight samples weighs half as much as one of four; a pair weighs as much."""
     monkeypatch.setattr(rivals, "merge_radius", lambda found, fit: 1e-2 * found.X.abs().amax(1))
     planted = plant(4, m=90, n=60, depth=2)
     sent = {name: share * gradient for name, gradient in planted.gradients.items()}
@@ -334,7 +334,7 @@ def pair(apart, *, darker, dtype=torch.float32):
 @pytest.mark.parametrize("darker", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_merges_is_within_the_merge_radius(darker, dtype):
-    """The trace is at the mean, half as far from both: so half the radius is what is claimed."""
+    """The trace lies at the mean of the two, so it is off by half their distance."""
     unit = 1e-3 if dtype == torch.float32 else 2e-7
     merged = 0
     for apart in (unit * 10 ** (k / 3) for k in range(6)):

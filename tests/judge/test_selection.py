@@ -1,4 +1,4 @@
-"""The choice of directions: scale, lambda, swaps, and what is excused, each against its definition."""
+"""The choice of directions: scale, lambda, swaps and what is excused, against their definitions."""
 
 import dataclasses
 
@@ -56,7 +56,7 @@ def test_a_millionth_of_a_vector_adds_rank_and_less_does_not(apart, independent)
 
 
 def test_independence_is_judged_in_white_coordinates():
-    """Two directions that differ by a part in 1e8 of L, for the sample there is that faint."""
+    """Two directions that differ by one part in 1e8, because one sample is that faint."""
     scales = torch.tensor([1.0, 1e-8], dtype=torch.float64)
     white = gaussian(9, 2).double()
     side = Side("outputs", white * scales, white, scales, 9, 1e-12, False)

@@ -190,7 +190,7 @@ def test_near_duplicates_leave_the_others_exact(shift):
 
 
 def test_a_sample_a_thousand_times_weaker_comes_back():
-    """With so little of it, single precision proves the others only."""
+    """In single precision only the other samples can be proved."""
     weights = torch.ones(12)
     weights[3] = 1e-3
     planted = plant(12, m=150, n=100, loss=weighed(weights))
@@ -217,7 +217,7 @@ def test_more_starts_where_rounds_find_nothing():
 
 
 def test_an_output_layer_falls_back_to_sampling():
-    """One linear programme per sample finds none of eighteen; the rest is left to the paper's way."""
+    """Linear programmes find none of the eighteen samples, so sampling takes over."""
     planted = plant(18, m=60, depth=3, classes=60)
     factors, watch = factorise(planted.layer("4")), Watch()
     finder = CascadeFinder(patience=1, max_samples=2000)

@@ -1,4 +1,4 @@
-"""The sign half: chances, balance, regression, and who is trusted, on batches known in both halves."""
+"""The sign half of the search, on batches whose directions and samples are both known."""
 
 import dataclasses
 import math
@@ -273,7 +273,7 @@ def test_several_mixes_are_dropped_and_no_sample_with_them(centred, pairs):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_a_mix_does_not_take_the_samples_with_it_that_it_spoils(centred, count):
-    """Of a sample that is found and one that is not: the reading of the first is off by the other."""
+    """A mix of a known and an unknown sample: the unknown one spoils the reading of the known one."""
     q, off = with_mixes(centred, 8, [(i, 11 + i) for i in range(count)])
     _, share = read_samples(centred.whole, q, off)
     assert bool((share[:count] < SIGN_AGREEMENT).all())

@@ -1,4 +1,4 @@
-"""What every finder must do, ours, the paper's and a user's own alike. A new one goes into FINDERS."""
+"""What every finder must do: ours, the paper's and a user's own. Add a new one to FINDERS."""
 
 import itertools
 import random
@@ -21,7 +21,7 @@ from support.planted import plant, seeded, truth, worst_error
 
 @dataclass(frozen=True)
 class OneByOne:
-    """A user's own, as docs/extending.md writes it: kernels of random submatrices, one by one."""
+    """A user's finder, as in docs/extending.md: kernels of random submatrices, one by one."""
 
     max_samples: int = 5_000
 
@@ -151,7 +151,7 @@ def test_directions_are_unit_kernels_of_their_zeros(name, layer):
 
 
 def lasting(pool):
-    """Directions that later pools have, too: those with zeros to spare; all, if nobody looked."""
+    """Directions that later pools must keep: those with zeros to spare, or all if nobody looked."""
     looked = bool((pool.redundancy > 0).any())
     return pool.pick((pool.redundancy == 2).nonzero().flatten().tolist()) if looked else pool
 

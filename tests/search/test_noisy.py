@@ -1,4 +1,4 @@
-"""Noisy updates: pictures as good as knowing every output gradient, and never called exact."""
+"""Noisy updates: recovered as well as if every output gradient were known, and never called exact."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_as_good_as_knowing_the_output_gradient(sigma, within, clip, data_root):
 
 
 def test_without_the_model_the_scale_hangs_on_the_bias_gradient(data_root):
-    """One number with the noise of a pixel: three decibels, which only the model can give back."""
+    """The scale is as noisy as one pixel, which costs three decibels; only the model can win them back."""
     images, _, x, _, view, D = noisy_update(data_root, 1e-5, None, 42)
     result = spear.invert(bare(view))
     found = score(images.to_pixels(result.inputs), images.to_pixels(x))
@@ -142,7 +142,7 @@ def test_noisy_regressions_keep_the_scale_of_the_bias_gradient():
 
 
 def test_hidden_layers_are_rescaled_without_the_rule_of_clipping():
-    """Clipping goes by the norm of all layers, of which those before this one are not known."""
+    """Clipping depends on the norm over all layers, and those before this one are unknown."""
     planted = plant(4, m=100, n=100, depth=4)
     noisy = with_noise(planted.gradients, 5e-3, like="2.weight")
     view = spear.observe(planted.model, noisy, layer="2")
@@ -176,7 +176,7 @@ def test_no_guesses_are_polished_to_none(data_root):
 
 
 def test_estimates_that_run_together_stay_as_they_were():
-    """Two of the guesses are one sample: a sweep would make them equal, and the inverse singular."""
+    """Two guesses are the same sample: a sweep would make them equal and the inverse singular."""
     planted = plant(4, m=120, n=150)
     noisy = with_noise(planted.gradients, 1e-2)
     factors = factorise(spear.observe(planted.model, noisy))

@@ -1,4 +1,4 @@
-"""Work spread over processes: the same bits on any number of workers, and nothing lost with them."""
+"""Work spread over processes: the same bits with and without workers, and nothing is lost if they die."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def pool():
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """Cut and send what would be too small to: a problem above the rule takes a minute."""
+    """Also split problems that are too small to be worth it: a large one takes a minute."""
     monkeypatch.setattr(parallel, "MIN_PARALLEL_WORK", 1)
     monkeypatch.setattr(starts, "_COLUMNS", 32)
     monkeypatch.setattr(sampling, "_FIRST_STEPS", 3)
@@ -46,7 +46,7 @@ def counted(result):
 
 
 class Counting:
-    """An executor that counts what it hands on: all that is asked of one is `submit`."""
+    """An executor that records what it is given: `submit` is all an executor needs."""
 
     def __init__(self, executor):
         self.executor, self.sent = executor, []

@@ -1,4 +1,4 @@
-"""What was handed in as something else: recognised, named first, and attacked as what it is."""
+"""An update passed off as something else is recognised, named, and attacked as what it is."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The verdict does not depend on the door: library, command line and Flower, 25 updates each."""
+"""Library, command line and Flower give the same verdict, on 25 updates."""
 
 import random
 
@@ -24,7 +24,7 @@ FILES = {"gradient": "update", "weights": "after", "difference": "difference"}
 
 
 class Drawn:
-    """An update of a seed: any form, truthfully told or not, at any width and batch size."""
+    """A random update: any form, described truthfully or not, of any width and batch size."""
 
     def __init__(self, seed):
         rng = random.Random(seed)

@@ -44,7 +44,7 @@ def test_several_labels_at_once(told):
 
 @pytest.mark.parametrize("n", [60, 1000])
 def test_distillation(n):
-    """Targets that can be anything do not show a sample's weight: their number settles it."""
+    """Free targets do not show a sample's weight: only the number of samples settles it."""
     model, x, _ = client(n=n)
     teacher = (3 * gaussian(5, 10, 100)).softmax(1)
     gradients = fedsgd(model, x, teacher, cross_entropy)

@@ -78,7 +78,7 @@ def test_large_photos_come_back(data_root):
 
 
 def test_a_search_that_finds_nothing_ends_in_a_verdict(data_root):
-    """Pruning MNIST by 1 % left a round of estimates without any direction, which was an IndexError."""
+    """Pruning by 1 % once left a round of estimates empty, and raised an IndexError."""
     _, model, x, y = real_batch(data_root, "mnist")
     update = defences.prune(fedsgd(model, x, y), 0.01)
     result = spear.invert(spear.observe(model, update), model=model, max_seconds=8)

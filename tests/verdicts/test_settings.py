@@ -1,4 +1,4 @@
-"""Any layer, trained networks, one class, shapes: what clients really send."""
+"""What clients really send: any layer, trained networks, one class, any shape."""
 
 import pytest
 import torch
@@ -96,7 +96,7 @@ def test_late_in_training_nothing_wrong_is_certified(seed, first, trained_on_mni
 
 
 def test_vanished_samples_are_reported():
-    """Three of eight samples are so sure that nothing of them is left."""
+    """The network is so sure of three of eight samples that they leave no gradient."""
     model, x, y = small_batch(b=8, n=60, m=150)
     gradients = fedsgd(model, x, y, weighed((torch.arange(8) < 5).float()))
     result = spear.invert(spear.observe(model, gradients))
@@ -196,7 +196,7 @@ def test_one_logit_gives_labels_and_one_number_does_not(loss):
 
 
 def test_more_outputs_than_a_gradient_can_be_solved_for():
-    """With half as many outputs as neurons some slope fits almost anything: that is no proof."""
+    """With half as many outputs as neurons some gradient fits almost anything, which proves nothing."""
     model, x, _ = small_batch(b=4, n=40, m=90, classes=45)
     targets = gaussian(4, 45, 5)
     loss = nn.MSELoss()

@@ -1,4 +1,4 @@
-"""Honest updates that deceive: whatever else is said of them, nothing wrong may be called exact.
+"""Honest updates that deceive: whatever the verdict, nothing wrong may be called exact.
 
 Every trap is told truthfully, and judged with the model that was observed. What is certified must be
 in the batch, and EXACT must be all of it. Where a weaker verdict has one right cause, it is asked for.
@@ -31,7 +31,7 @@ def loss_of(outputs):
 
 
 def assert_nothing_unknown_is_exact(result, x):
-    """As above, but a sample may go unseen that is another one to the claimed error."""
+    """The same, but a sample may be missing that equals another to within the claimed error."""
     distance = torch.cdist(result.inputs[result.certified], x, p=float("inf"))
     tolerance = 1e-3 * float(x.max() - x.min())
     assert bool((distance.min(1).values <= tolerance).all())
@@ -130,7 +130,7 @@ def test_tiny_features_leave_the_cell_to_the_biases(b, seed):
 
 @SEEDS
 def test_one_trace_of_one_output_is_one_sample_only_if_that_was_told(seed):
-    """Nothing in the update tells one person from a mean of several, but `samples=` does."""
+    """The update cannot tell one person from the mean of several; `samples=` can."""
     x, y = gaussian(1, 40, seed), torch.ones(1)
     model = net(40, 1, seed=seed)
     gradients = fedsgd(model, x, y, binary)
