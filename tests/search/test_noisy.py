@@ -50,7 +50,7 @@ def test_as_good_as_knowing_the_output_gradient(sigma, within, clip, data_root):
 
 
 def test_without_the_model_the_scale_hangs_on_the_bias_gradient(data_root):
-    """The scale is as noisy as one pixel, which costs three decibels; only the model can win them back."""
+    """The scale is as noisy as a pixel, which costs three decibels that only the model wins back."""
     images, _, x, _, view, D = noisy_update(data_root, 1e-5, None, 42)
     result = spear.invert(bare(view))
     found = score(images.to_pixels(result.inputs), images.to_pixels(x))

@@ -1,4 +1,4 @@
-"""Work spread over processes: the same bits with and without workers, and nothing is lost if they die."""
+"""Work spread over processes: the same bits with and without workers, and nothing lost if they die."""
 
 import os
 import signal
