@@ -18,7 +18,16 @@ from spear.judge.rivals import Ruling
 from spear.judge.training import Retrained
 from spear.search.directions import Directions
 from spear.search.kernels import unit
-from support.planted import bare, plant, recovered, seeded, selection_of, weighed, worst_error
+from support.planted import (
+    bare,
+    module,
+    plant,
+    recovered,
+    seeded,
+    selection_of,
+    weighed,
+    worst_error,
+)
 
 ALL = [True] * 5
 
@@ -86,20 +95,13 @@ def test_a_layer_without_spare_rows_proves_nothing_without_a_model():
 
 
 def test_a_bypassed_layer_cannot_be_replayed_and_says_so():
-    class Bypass(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.head, self.side = nn.Linear(40, 90), nn.Linear(90, 5), nn.Linear(40, 5)
+    def forward(self, x):
+        return self.head(torch.relu(self.layer(x))) + self.side(x)
 
-        def forward(self, x):
-            return self.head(torch.relu(self.layer(x))) + self.side(x)
-
-    model, x = Bypass(), torch.randn(4, 40)
-    loss = nn.functional.cross_entropy(model(x), torch.tensor([0, 1, 2, 3]))
-    view = spear.observe(model, torch.autograd.grad(loss, list(model.parameters())))
-    result = spear.invert(view)
-    assert result.outcome is Outcome.EXACT
-    assert result.proof is Proof.PATTERN
+    linear = {"layer": nn.Linear(40, 90), "head": nn.Linear(90, 5), "side": nn.Linear(40, 5)}
+    model = module(forward, **linear)
+    result = spear.invert(spear.observe(model, fedsgd(model, torch.randn(4, 40), torch.arange(4))))
+    assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.PATTERN)
     assert result.labels is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -172,6 +173,17 @@ def net(
         if zero and name.endswith("bias"):
             nn.init.zeros_(parameter)
     return model
+
+
+def module(forward: Callable[..., Tensor], **layers: nn.Module | Tensor) -> nn.Module:
+    """A module with these layers and this forward pass."""
+    made = type("Made", (nn.Module,), {"forward": forward})()
+    for name, layer in layers.items():
+        if isinstance(layer, nn.Module):
+            setattr(made, name, layer)
+        else:
+            made.register_buffer(name, layer)
+    return made
 
 
 def labels(b: int, classes: int = 10, seed: int = 0) -> Tensor:

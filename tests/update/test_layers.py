@@ -6,17 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from spear.update.layers import inspect_layers, network_after, network_before
-
-
-def module(forward, **layers):
-    """A module with these layers and this forward pass."""
-    made = type("Made", (nn.Module,), {"forward": forward})()
-    for name, layer in layers.items():
-        if isinstance(layer, nn.Module):
-            setattr(made, name, layer)
-        else:
-            made.register_buffer(name, layer)
-    return made
+from support.planted import module
 
 
 def functional():

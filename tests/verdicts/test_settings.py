@@ -10,7 +10,7 @@ from spear.factors import factorise
 from spear.federated import fedsgd, train
 from spear.metrics import score
 from spear.search.output_layer import farthest
-from support.planted import bare, gaussian, real_batch, small_batch, weighed
+from support.planted import bare, gaussian, module, real_batch, small_batch, weighed
 
 
 def relative_error(found, truth):
@@ -112,19 +112,14 @@ def test_vanished_samples_are_reported():
     assert "computed from 8 samples, as was told, and 5 show" in told.reason
 
 
-class Tokens(nn.Module):
-    def __init__(self, pooled):
-        super().__init__()
-        self.first, self.last, self.pooled = nn.Linear(30, 120), nn.Linear(120, 5), pooled
-
-    def forward(self, x):
-        out = self.last(torch.relu(self.first(x)))  # (batch, tokens, classes)
-        return out.mean(1) if self.pooled else out.flatten(0, 1)
-
-
 @pytest.mark.parametrize("pooled", [True, False])
 def test_tokens_count_as_samples(pooled):
-    model, x = Tokens(pooled), torch.randn(3, 4, 30)
+    def forward(self, x):
+        out = self.last(torch.relu(self.first(x)))  # (batch, tokens, classes)
+        return out.mean(1) if pooled else out.flatten(0, 1)
+
+    model = module(forward, first=nn.Linear(30, 120), last=nn.Linear(120, 5))
+    x = torch.randn(3, 4, 30)
     y = torch.randint(5, (3 if pooled else 12,))
     result = spear.invert(spear.observe(model, fedsgd(model, x, y)), model=model)
     assert result.batch_size == 12
