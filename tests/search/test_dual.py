@@ -83,25 +83,6 @@ def test_after_training_signs_are_taken_halfway_and_asked_to_agree_less():
 # How likely a row is off
 
 
-def expected_chance(whole):
-    """Phi(-shrunk offset), the spread by an orthonormal basis of what is orthogonal to h."""
-    r = whole.missing
-    Q = torch.linalg.qr(torch.cat([whole.h[:, None], torch.eye(r).double()], 1)).Q[:, 1:r]
-    length = float(whole.h.norm())
-    mean = whole.H @ whole.h / length**2
-    spread = (whole.H @ Q).norm(dim=1) / length
-    offset = mean / spread
-    excess = r * float(((offset - offset.mean()) ** 2).sum()) / (len(offset) - 1)
-    shrink = max(0.0, 1 - 2 / excess)
-    return torch.from_numpy(norm.cdf(-(offset * shrink).numpy())), shrink
-
-
-def test_the_chance_of_a_row_is_that_of_samples_spread_around_the_mean(off_centre):
-    expected, shrink = expected_chance(off_centre.whole)
-    assert 0.5 < shrink < 1
-    assert torch.allclose(chance_off(off_centre.whole), expected, atol=1e-9)
-
-
 def flat(offsets, r=3):
     """Rows with these offsets: mean along h = (1, 0, ...), spread one along another axis."""
     H = torch.zeros(len(offsets), r, dtype=torch.float64)
