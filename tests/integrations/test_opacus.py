@@ -143,10 +143,9 @@ def test_clipping_alone_protects_nobody(name, bound, data_root):
     assert torch.equal(result.labels, y[found.truth])
 
 
-@pytest.mark.parametrize(("name", "bound"), [("cifar10", 2.0), ("tiny_imagenet", 1.0)])
-def test_per_layer_clipping_is_never_called_exact(name, bound, data_root):
-    _, model, x, y = real_batch(data_root, name, seed=1)
-    update = dpsgd(model, x, y, max_grad_norm=bound, clipping="per_layer")
+def test_per_layer_clipping_is_never_called_exact(data_root):
+    _, model, x, y = real_batch(data_root, "cifar10", seed=1)
+    update = dpsgd(model, x, y, max_grad_norm=2.0, clipping="per_layer")
     assert "clipped on its own" in update.remark
     view = update.view()
     assert view.clipped_apart
