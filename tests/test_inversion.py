@@ -1,7 +1,6 @@
 """Planted updates through the whole pipeline: the answer must come back, or a defined outcome."""
 
 import signal
-import threading
 
 import pytest
 import torch
@@ -124,9 +123,13 @@ def test_a_batch_too_large_for_the_budget_returns_what_is_certain():
 def test_ctrl_c_returns_what_was_found():
     planted = plant(30, m=200, n=100)
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may come ignored
+
+    def press(progress):
+        if progress.stage == "search":
+            signal.raise_signal(signal.SIGINT)
+
     try:
-        threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT)).start()
-        result = spear.invert(planted.view, finder="sampling", max_seconds=60)
+        result = spear.invert(planted.view, finder="sampling", max_seconds=60, on_progress=press)
     finally:
         signal.signal(signal.SIGINT, previous)
     assert (result.outcome, result.cause) == (Outcome.INCONCLUSIVE, Cause.INTERRUPTED)
