@@ -3,23 +3,26 @@
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-# Tests that share something which takes long to set up, or that two of may not run at a time. Marks
-# do not help: pytest-xdist 3.8 loses its groups beside pytest 9.2.
+# Tests that share what takes long to set up, or of which no two may run at a time: one worker runs
+# them. Marks do not help: pytest-xdist 3.8 loses its groups beside pytest 9.2.
 _TOGETHER = {
     "test_ray.py": "ray",
-    "in_the_simulation": "ray",
     "in_flowers_simulation": "ray",
     "test_docs.py": "docs",
     "test_secrets.py": "tour",
     "every_command_works_without_a_network": "tour",
+    "test_parallel.py": "pool",
+    "in_training_": "trained",
 }
+# The longest come first, so that both workers are busy to the end.
+_FIRST = [*_TOGETHER, "test_trials", "test_tutorial", "test_faults", "test_examples", "test_load"]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -29,9 +32,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((group for part, group in _TOGETHER.items() if part in nodeid), nodeid)
+            return _TOGETHER.get(_first(nodeid, _TOGETHER) or "", nodeid)
 
     return Scheduling(config, log)
+
+
+def _first(nodeid: str, parts: Iterable[str]) -> str | None:
+    return next((part for part in parts if part in nodeid), None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest tests first."""
+    order = [*_FIRST, None]
+    items.sort(key=lambda item: order.index(_first(item.nodeid, _FIRST)))
 
 
 collect_ignore = []

@@ -40,8 +40,7 @@ def work(trial: Trial, report) -> Measured:
     """One inversion, and what of it is true."""
     drawn = case(trial.settings["family"], trial.seed)
     door = trial.settings["door"]
-    options = {"model": drawn.view.model} if trial.settings.get("model") else {}
-    result = inverted(drawn, door, max_seconds=MAX_SECONDS, **(options if door != "bare" else {}))
+    result = inverted(drawn, door, max_seconds=MAX_SECONDS)
     found = {"settings": drawn.settings, **judged(result, drawn, door)}
     if found["wrong_exact"] or found["certified_wrong"] or found["right_80"]:
         found["reason"] = result.reason if found["outcome"] != "EXACT" else ""
@@ -177,12 +176,9 @@ def _decibel(error: float) -> float | None:
     return round(min(300.0, -20 * math.log10(max(error, 1e-15))), 1)
 
 
-def trials(families: Iterable[str], seeds: range, model: bool = False) -> list[Trial]:
-    more = {"model": True} if model else {}
+def trials(families: Iterable[str], seeds: range) -> list[Trial]:
     return [
-        Trial(
-            "verdicts", {"family": family, "door": door, "max_seconds": MAX_SECONDS, **more}, seed
-        )
+        Trial("verdicts", {"family": family, "door": door, "max_seconds": MAX_SECONDS}, seed)
         for seed in seeds
         for family in families
         for door in DOORS
@@ -292,13 +288,12 @@ def main() -> None:
     parser.add_argument("--from", type=int, default=0, dest="first")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rows", type=Path, default=Path("verdicts.jsonl"))
-    parser.add_argument("--model", action="store_true", help="give the observed model once more")
     parser.add_argument("--table", action="store_true", help="draw the table from the rows alone")
     options = parser.parse_args()
     file = RowFile(options.rows.parent, options.rows.stem)
     if not options.table:
         seeds = range(options.first, options.first + options.seeds)
-        run(file, trials(options.families, seeds, options.model), options.workers)
+        run(file, trials(options.families, seeds), options.workers)
     kept = list(file.rows().values())
     broken = [row for row in kept if row.status is not Status.DONE]
     for row in broken:

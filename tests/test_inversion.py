@@ -1,43 +1,31 @@
 """Planted updates through the whole pipeline: the answer must come back, or a defined outcome."""
 
-import itertools
 import signal
-import threading
-import time
 
 import pytest
 import torch
 from torch import nn
 
 import spear
-from spear import Cause, InvalidOption, NotExact, Outcome, Proof, SamplingFinder
+from spear import Cause, NotExact, Outcome, Proof, SamplingFinder
 from spear.federated import fedsgd, mlp
-from support.planted import bare, plant, worst_error
+from support.planted import bare, gaussian, plant, worst_error
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_layer_alone_is_enough(seed):
-    planted = plant(6, m=90, seed=seed)
+def test_the_layer_alone_is_enough():
+    planted = plant(6, m=90)
     result = spear.invert(bare(planted.view))
-    assert result.outcome is Outcome.EXACT
-    assert result.proof is Proof.PATTERN
+    assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.PATTERN)
     assert result.labels is None
     assert any("no sample is several in one trace" in words for words in result.assumptions)
     assert "weight and bias gradients were scaled alike" in result.assumptions
     assert worst_error(result.inputs, planted.inputs) < TOLERANCE[torch.float32]
 
 
-@pytest.mark.parametrize("depth", [2, 3, 6, 9])
-def test_any_depth(depth):
-    planted = plant(5, m=90, depth=depth)
-    assert spear.invert(planted.view, model=planted.model).outcome is Outcome.EXACT
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_an_output_layer_alone_is_enough(seed):
-    planted = plant(4, m=90, depth=3, classes=20, seed=seed)
+def test_an_output_layer_alone_is_enough():
+    planted = plant(4, m=90, depth=3, classes=20)
     view = planted.layer("4")
     assert view.relu == "before"
     result = spear.invert(bare(view))
@@ -46,16 +34,9 @@ def test_an_output_layer_alone_is_enough(seed):
     assert worst_error(result.inputs, hidden) < TOLERANCE[torch.float32]
 
 
-def test_a_batch_of_one_label():
-    planted = plant(6, m=120, labels=torch.full((6,), 3))
-    result = spear.invert(planted.view, model=planted.model)
-    assert result.outcome is Outcome.EXACT
-    assert result.labels.tolist() == [3] * 6
-
-
 @pytest.mark.parametrize("same_label", [True, False])
 def test_a_sample_that_is_there_twice_counts_once(same_label):
-    x = torch.randn(5, 60, generator=torch.Generator().manual_seed(0))
+    x = gaussian(5, 60)
     labels = torch.tensor([0, 1, 2, 3, 4, 0 if same_label else 5])
     planted = plant(6, m=120, inputs=torch.cat([x, x[:1]]), labels=labels)
     view = planted.view
@@ -74,11 +55,10 @@ def test_a_sample_that_is_there_twice_counts_once(same_label):
     assert "computed from 6 samples, as was told, and 5 show" in told.reason
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_read_as_far_as_its_digits_go(dtype, seed):
-    """Eleven bits give 60 dB at b = 3, and so do eight, with which no replay proves it."""
-    planted = plant(3, m=120, n=200, seed=seed)
+def test_half_precision_is_read_as_far_as_its_digits_go(dtype):
+    """Both give 60 dB at b = 3, but with eight bits no replay can prove it."""
+    planted = plant(3, m=120, n=200)
     half = {name: g.to(dtype) for name, g in planted.gradients.items()}
     view = spear.observe(planted.model.to(dtype), half)
     result = spear.invert(view, finder=SamplingFinder(max_samples=200_000))
@@ -96,21 +76,6 @@ def test_half_precision_is_read_as_far_as_its_digits_go(dtype, seed):
     assert bool((error < 5 * result.predicted_error).all())
 
 
-def test_noise_makes_it_approximate():
-    planted = plant(5, m=150, n=300)
-    G = planted.gradients["0.weight"]
-    sigma = 2e-2 * float(G.square().mean().sqrt())
-    noisy = G + sigma * torch.randn(G.shape, generator=torch.Generator().manual_seed(0))
-    view = spear.observe(planted.model, {**planted.gradients, "0.weight": noisy})
-    result = spear.invert(view, model=planted.model)
-    assert result.outcome is Outcome.APPROXIMATE
-    assert result.batch_size == 5
-    assert "noise" in result.reason
-    assert worst_error(result.inputs, planted.inputs) < 0.2
-    error = torch.cdist(result.inputs, planted.inputs).min(1).values / 300**0.5
-    assert bool((error < 5 * result.predicted_error).all())
-
-
 def test_nothing_in_the_update():
     planted = plant(3)
     zero = {name: torch.zeros_like(g) for name, g in planted.gradients.items()}
@@ -121,10 +86,8 @@ def test_nothing_in_the_update():
     assert result.match is None
 
 
-@pytest.mark.parametrize("b", [40, 80])
-def test_a_batch_as_large_as_the_layer(b):
-    planted = plant(b, m=40, n=100)
-    result = spear.invert(planted.view, max_seconds=5)
+def test_a_batch_as_large_as_the_layer():
+    result = spear.invert(plant(40, m=40, n=100).view, max_seconds=5)
     assert (result.outcome, result.cause) == (Outcome.INCONCLUSIVE, Cause.NO_GAP)
     assert result.batch_size is None
     assert len(result.inputs) == 0
@@ -148,34 +111,25 @@ def test_a_layer_without_relu_certifies_nothing():
 
 def test_a_batch_too_large_for_the_budget_returns_what_is_certain():
     """Few submatrices for b = 14: whatever is certified must be right."""
-    seen = set()
-    for seed, budget in itertools.product(range(4), (30_000, 300_000)):
-        planted = plant(14, m=100, n=60, seed=seed)
-        result = spear.invert(
-            planted.view, model=planted.model, finder=SamplingFinder(max_samples=budget)
-        )
+    planted, seen = plant(14, m=100, n=60, seed=2), set()
+    for budget in (30_000, 100_000, 300_000):
+        result = spear.invert(planted.view, finder=SamplingFinder(max_samples=budget))
         seen.add(result.outcome)
         distance = torch.cdist(result.inputs[result.certified], planted.inputs).min(1).values
         assert bool((distance < 1e-3).all())
-    assert len(seen) >= 2
-
-
-def test_max_seconds_returns_in_time():
-    planted = plant(30, m=200, n=100)
-    began = time.monotonic()
-    result = spear.invert(planted.view, finder="sampling", max_seconds=1.0)
-    assert time.monotonic() - began < 5
-    assert (result.outcome, result.cause) == (Outcome.INCONCLUSIVE, Cause.TIME)
-    assert result.batch_size == 30
-    assert "its time was over" in result.reason
+    assert seen == {Outcome.INCONCLUSIVE, Outcome.APPROXIMATE, Outcome.EXACT}
 
 
 def test_ctrl_c_returns_what_was_found():
     planted = plant(30, m=200, n=100)
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may come ignored
+
+    def press(progress):
+        if progress.stage == "search":
+            signal.raise_signal(signal.SIGINT)
+
     try:
-        threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT)).start()
-        result = spear.invert(planted.view, finder="sampling", max_seconds=60)
+        result = spear.invert(planted.view, finder="sampling", max_seconds=60, on_progress=press)
     finally:
         signal.signal(signal.SIGINT, previous)
     assert (result.outcome, result.cause) == (Outcome.INCONCLUSIVE, Cause.INTERRUPTED)
@@ -193,11 +147,6 @@ def test_throw_raises_with_the_result():
     assert spear.invert(plant(3).view, throw=True).outcome is Outcome.EXACT
 
 
-def test_unknown_finders_are_refused():
-    with pytest.raises(InvalidOption, match="one of"):
-        spear.invert(plant(3).view, finder="guessing")
-
-
 def test_permuting_neurons_permutes_nothing_in_the_result():
     planted = plant(5, m=90)
     order = torch.randperm(90, generator=torch.Generator().manual_seed(0))
@@ -210,19 +159,6 @@ def test_permuting_neurons_permutes_nothing_in_the_result():
     result = spear.invert(view)
     assert result.outcome is Outcome.EXACT
     assert worst_error(result.inputs, planted.inputs) < TOLERANCE[torch.float32]
-
-
-def test_one_fedavg_step_is_a_gradient():
-    planted = plant(4, m=90)
-    after = {
-        n: p.detach() - 0.5 * planted.gradients[n] for n, p in planted.model.named_parameters()
-    }
-    view = spear.observe(planted.model, after=after, lr=0.5, epochs=1)
-    result = spear.invert(view, model=planted.model)
-    assert result.batch_size == 4
-    assert worst_error(result.inputs, planted.inputs) < 1e-3
-    several = spear.observe(planted.model, after=after, lr=0.5, epochs=3)
-    assert spear.invert(several, model=planted.model).proof is not Proof.REPLAY
 
 
 def test_gradients_with_a_graph_are_taken():

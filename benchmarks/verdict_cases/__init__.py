@@ -10,18 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from verdict_cases import (
-    cells,
-    defended,
-    foreign,
-    hidden,
-    honest,
-    layers,
-    losses,
-    odd,
-    protocols,
-    weights,
-)
+from verdict_cases import batches, networks, updates, weighing
 from verdict_cases.base import Case, Client, client
 from verdict_cases.rivals import Rival, rivals
 
@@ -30,53 +19,53 @@ __all__ = ["FAMILIES", "Case", "Client", "Rival", "case", "client", "rivals"]
 Family = Callable[[Random], Case]
 
 EARLIER: dict[str, Family] = {
-    "exact": honest.exact,
-    "trained network": honest.trained_network,
-    "deeper layer": honest.deeper_layer,
-    "one class": honest.one_class,
-    "other losses": honest.other_losses,
-    "noisy": defended.noisy,
-    "pruned": defended.pruned,
-    "quantised": defended.quantised,
-    "FedAvg": defended.local_training,
-    "clipped": defended.clipped,
-    "near-duplicates": hidden.near_duplicates,
-    "b >= m": hidden.large_batch,
-    "vanishing samples": hidden.vanishing,
-    "random matrix": foreign.random_matrix,
-    "other model": foreign.other_model,
-    "stitched": foreign.stitched,
-    "adversarial": foreign.adversarial,
+    "exact": batches.exact,
+    "trained network": batches.trained_network,
+    "deeper layer": batches.deeper_layer,
+    "one class": batches.one_class,
+    "other losses": batches.other_losses,
+    "noisy": updates.noisy,
+    "pruned": updates.pruned,
+    "quantised": updates.quantised,
+    "FedAvg": updates.local_training,
+    "clipped": updates.clipped,
+    "near-duplicates": batches.near_duplicates,
+    "b >= m": batches.large_batch,
+    "vanishing samples": batches.vanishing,
+    "random matrix": updates.random_matrix,
+    "other model": updates.other_model,
+    "stitched": updates.stitched,
+    "adversarial": updates.adversarial,
 }
 DECEIVING: dict[str, Family] = {
-    "one cell": cells.one_cell,
-    "cancellation": cells.cancellation,
-    "opposite labels": cells.opposite_labels,
-    "small features": cells.small_features,
-    "bias learning rate": weights.bias_rate,
-    "uneven weights": weights.uneven,
-    "pairs": weights.pairs,
-    "wrong learning rate": protocols.wrong_rate,
-    "autocast": protocols.autocast,
-    "masks": layers.masks,
+    "one cell": batches.one_cell,
+    "cancellation": batches.cancellation,
+    "opposite labels": batches.opposite_labels,
+    "small features": batches.small_features,
+    "bias learning rate": weighing.bias_rate,
+    "uneven weights": weighing.uneven,
+    "pairs": weighing.pairs,
+    "wrong learning rate": updates.wrong_rate,
+    "autocast": updates.autocast,
+    "masks": networks.masks,
 }
 ORDINARY: dict[str, Family] = {
-    "soft targets": losses.soft_targets,
-    "penalties": losses.penalties,
-    "class weights": losses.class_weights,
-    "odd losses": losses.odd_losses,
-    "aggregates": protocols.aggregates,
-    "stale weights": protocols.stale,
-    "odd optimisers": protocols.odd_optimisers,
-    "dependent samples": layers.dependent,
-    "broken rows": layers.broken_rows,
-    "b = n": layers.as_many_as_inputs,
-    "mixed precisions": protocols.mixed_precisions,
-    "architectures": odd.architectures,
-    "extremes": odd.extremes,
-    "foreign rows": odd.foreign_rows,
+    "soft targets": weighing.soft_targets,
+    "penalties": weighing.penalties,
+    "class weights": weighing.class_weights,
+    "odd losses": weighing.odd_losses,
+    "aggregates": updates.aggregates,
+    "stale weights": updates.stale,
+    "odd optimisers": updates.odd_optimisers,
+    "dependent samples": networks.dependent,
+    "broken rows": networks.broken_rows,
+    "b = n": networks.as_many_as_inputs,
+    "mixed precisions": updates.mixed_precisions,
+    "architectures": networks.architectures,
+    "extremes": networks.extremes,
+    "foreign rows": networks.foreign_rows,
 }
-WRONG_NUMBER: dict[str, Family] = {"wrong number": odd.wrong_number}
+WRONG_NUMBER: dict[str, Family] = {"wrong number": networks.wrong_number}
 FAMILIES: dict[str, Family] = {**EARLIER, **DECEIVING, **ORDINARY, **WRONG_NUMBER}
 TOLD = 0.3  # the share of new cases in which the number of samples is told, rightly
 

@@ -16,9 +16,9 @@ import spear
 import spear.factors
 from spear.factors import batch_size_from, factorise
 from spear.factors.factorisation import _noise, _rows_with_signal, _sketch_is_conclusive
-from spear.factors.streaming import Sketch, sketch, working_device
+from spear.factors.streaming import Sketch, working_device
 from spear.federated import fedsgd
-from support.planted import low_rank, plant, view_of, worst_error
+from support.planted import gaussian, low_rank, plant, seeded, view_of, worst_error
 
 # The factors and their two sides
 
@@ -26,7 +26,7 @@ from support.planted import low_rank, plant, view_of, worst_error
 @pytest.fixture(scope="module")
 def partly_dead():
     """Factors of a batch that leaves some neurons off throughout and some inputs zero throughout."""
-    inputs = torch.rand(6, 80, generator=torch.Generator().manual_seed(1))
+    inputs = torch.rand(6, 80, generator=seeded(1))
     inputs[:, [3, 40]] = 0
     found = factorise(plant(6, m=100, inputs=inputs).view)
     assert 0 < int((~found.live_rows).sum()) < 60
@@ -38,7 +38,7 @@ def with_noise(factors, noise):
     return dataclasses.replace(factors, noise=noise)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     m=st.integers(12, 80), n=st.integers(12, 80), b=st.integers(1, 8), seed=st.integers(0, 10_000)
 )
@@ -53,12 +53,12 @@ def test_the_factors_multiply_back(m, n, b, seed):
         assert torch.allclose(R @ R.T, torch.eye(len(R), dtype=R.dtype), atol=1e-9)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(seed=st.integers(0, 1000), scale=st.floats(1e-20, 1e20))
 def test_scaling_and_permuting_the_gradient_change_nothing(seed, scale):
     D, X = low_rank(40, 30, 5, seed)
     G = D @ X
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(40, generator=seeded(seed))
     plain = factorise(view_of(G, D.sum(1)))
     other = factorise(view_of(G[order] * scale, D[order].sum(1) * scale))
     assert other.batch_size == plain.batch_size
@@ -73,29 +73,7 @@ def test_the_condition_number_is_not_squared(m, n):
     assert factors.batch_size == 8
     outside = D - factors.left @ (factors.left.T @ D)
     assert float((outside.norm(dim=0) / D.norm(dim=0)).max()) < 1e-4
-    assert torch.allclose(
-        factors.left.T @ factors.left, torch.eye(8, dtype=torch.float64), atol=1e-12
-    )
-
-
-def test_dead_neurons_and_constant_inputs_are_set_aside():
-    D, X = low_rank(40, 50, 4)
-    D[[3, 17, 39]] = 0
-    X[:, [0, 8]] = 0
-    factors = factorise(view_of(D @ X, D.sum(1)))
-    assert factors.batch_size == 4
-    assert factors.outputs.empty_rows == 40 - int(factors.live_rows.sum()) >= 3
-    assert factors.inputs.empty_rows == 2
-    assert float(factors.left[[3, 17, 39]].abs().max()) == 0
-
-
-def test_inputs_keep_the_clients_dtype():
-    planted = plant(3)
-    factors = factorise(planted.view)
-    X = factors.reconstruct(torch.eye(3, dtype=torch.float64))
-    assert X.dtype == torch.float32
-    half = factorise(plant(3, dtype=torch.float64).view)
-    assert half.reconstruct(torch.eye(3, dtype=torch.float64)).dtype == torch.float64
+    assert torch.allclose(factors.left.T @ factors.left, torch.eye(8).double(), atol=1e-12)
 
 
 @pytest.mark.parametrize("side", ["outputs", "inputs"])
@@ -119,17 +97,14 @@ def test_preactivations_before_and_after_training():
     factors = factorise(spear.observe(model, after=after, lr=0.3, epochs=1))
     C = planted.inputs @ factors.combine(torch.diag(1 / factors.singular_values)).T
     H, bias = factors.before_and_after
-    for end, W, b in (
-        (0, model[0].weight, model[0].bias),
-        (1, after["0.weight"], after["0.bias"]),
-    ):
+    for end, W, b in ((0, model[0].weight, model[0].bias), (1, after["0.weight"], after["0.bias"])):
         expected = (planted.inputs @ W.T + b).T.detach()
         assert torch.allclose(H[end] @ C.T + bias[end], expected, atol=1e-9)
     assert torch.allclose(factors.bias_coordinates @ C.T, torch.ones(4).double(), atol=1e-9)
 
 
 def test_the_error_of_a_preactivation_is_rounding_and_noise(partly_dead):
-    C = torch.randn(3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    C = torch.randn(3, 6, generator=seeded(0), dtype=torch.float64)
     quiet, loud = with_noise(partly_dead, 0.0), with_noise(partly_dead, 1e-3)
     eps = torch.finfo(torch.float32).eps
     assert torch.allclose(quiet.preactivation_error(C), eps * C.norm(dim=1), atol=0)
@@ -160,7 +135,7 @@ def test_gaussian_noise_is_measured_to_a_few_percent():
     planted = plant(6, m=100, n=400, dtype=torch.float64)
     G = planted.gradients["0.weight"]
     sigma = 0.01 * float(G.square().mean().sqrt())
-    noisy = G + sigma * torch.randn(G.shape, generator=torch.Generator().manual_seed(1)).double()
+    noisy = G + sigma * torch.randn(G.shape, generator=seeded(1)).double()
     factors = factorise(view_of(noisy, planted.gradients["0.bias"]))
     assert factors.batch_size == 6
     assert factors.noisy
@@ -223,12 +198,12 @@ def test_rows_are_live_where_more_shows_than_noise():
 
 
 def test_a_neuron_that_shows_a_little_above_its_noise_is_live():
-    """Ten deviations long, where the noise of six samples is sqrt(6) + 4 at most; and one at none."""
+    """One row is ten deviations long, where noise gives sqrt(6) + 4 at most; another is empty."""
     D, X = low_rank(100, 150, 6)
     sigma = 1e-4
     D[7] *= 10 * sigma / float((D[7] @ X).norm())
     D[8] = 0
-    noise = torch.randn(100, 150, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    noise = gaussian(100, 150, 9).double()
     factors = factorise(view_of(D @ X + sigma * noise, D.sum(1)))
     assert factors.batch_size == 6
     assert factors.noise == pytest.approx(sigma, rel=0.05)
@@ -239,32 +214,19 @@ def test_a_neuron_that_shows_a_little_above_its_noise_is_live():
 # The batch size
 
 
-def test_a_sample_a_thousand_times_weaker_still_counts():
-    D, X = low_rank(120, 300, 8)
-    D[:, 3] *= 1e-3
-    factors = factorise(view_of((D @ X).float(), D.sum(1).float()))
-    assert factors.batch_size == 8
-
-
 @pytest.mark.parametrize("b", [1, 5, 50, 90])
 def test_every_batch_size_below_the_width_is_read_off(b):
     planted = plant(b, m=100, n=150)
     assert factorise(planted.view).batch_size == b
 
 
-@pytest.mark.parametrize("b", [30, 31, 60])
-def test_no_gap_no_batch_size(b):
-    planted = plant(b, m=30, n=80)
-    assert factorise(planted.view).batch_size is None
-
-
 def test_pure_noise_and_nothing():
-    noise = torch.randn(60, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = gaussian(60, 200).double()
     assert batch_size_from(torch.linalg.svdvals(noise), 60, 200, 2e-16) == 0
     assert factorise(view_of(torch.zeros(5, 6), torch.zeros(5))).batch_size == 0
 
 
-@pytest.mark.parametrize("b", [100, 150, 300])
+@pytest.mark.parametrize("b", [100, 101, 300])
 @pytest.mark.parametrize("layer", ["0", "2"])
 def test_a_batch_as_large_as_the_layer_is_not_taken_for_noise(b, layer):
     planted = plant(b, m=100, n=100, depth=4, seed=b)
@@ -309,18 +271,15 @@ def test_a_spectrum_that_fades_shows_the_samples_above_rounding():
 
 
 def test_a_part_is_what_lies_along_some_directions_and_the_rest_its_noise(partly_dead):
-    white = torch.randn(2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    white = torch.randn(2, 6, generator=seeded(0), dtype=torch.float64)
     part = partly_dead.restricted_to(white)
     span = torch.linalg.qr(partly_dead.left @ white.T).Q  # (m, 2)
     G = partly_dead.L @ partly_dead.combine(torch.diag(1 / partly_dead.singular_values))
     inside = span @ (span.T @ G)
     values = torch.linalg.svdvals(inside)[:2]
     loudest = float(torch.linalg.matrix_norm(G - inside, 2))
-    assert (part.batch_size, part.has_unresolved_samples, partly_dead.has_unresolved_samples) == (
-        2,
-        True,
-        False,
-    )
+    assert (part.batch_size, part.has_unresolved_samples) == (2, True)
+    assert not partly_dead.has_unresolved_samples
     assert torch.allclose(part.singular_values, values)
     assert float(part.spectrum[-1]) == pytest.approx(loudest)
     assert torch.allclose(part.left @ (part.left.T @ G), inside, atol=1e-9)
@@ -374,52 +333,40 @@ def assert_same(one, other, rtol=1e-6):
         assert float(across.abs().max()) < 1e-3 * other.zero
 
 
-@pytest.mark.parametrize(("m", "n"), [(400, 900), (900, 400), (500, 500)])
+@pytest.mark.parametrize(("m", "n"), [(400, 600), (600, 400)])
 @pytest.mark.parametrize(("b", "decay"), [(1, 0), (8, 0), (20, 3), (20, 6), (32, 0), (64, 1)])
 def test_a_sketch_sees_what_the_whole_spectrum_shows(m, n, b, decay, monkeypatch):
-    for seed in range(3):
-        D, X = low_rank(m, n, b, seed, decay)
-        D[::7] = 0  # dead neurons
-        view = view_of((D @ X).float(), D.sum(1).float())
-        sketched, whole, fell_back = both_ways(view, monkeypatch)
-        # At 1e-6 the last sample ends a hundred times above rounding; 64 of 340 rows are many.
-        if decay < 6 and b < 64 and (b > 1 or m > 400):
-            assert not fell_back
-        assert_same(sketched, whole)
-        assert float(sketched.left[::7].abs().max()) == 0
+    D, X = low_rank(m, n, b, decay=decay)
+    D[::7] = 0  # dead neurons
+    view = view_of((D @ X).float(), D.sum(1).float())
+    sketched, whole, fell_back = both_ways(view, monkeypatch)
+    # At 1e-6 the last sample ends a hundred times above rounding; 64 of 340 rows are many.
+    if decay < 6 and b < 64 and (b > 1 or m > 400):
+        assert not fell_back
+    assert_same(sketched, whole)
+    assert float(sketched.left[::7].abs().max()) == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("faint", [1e-2, 1e-3, 1e-5, 1e-6, 1e-7])
-@pytest.mark.parametrize("more", [3, 30, 60, 100])
-def test_faint_samples_do_not_hide_behind_loud_ones(faint, more, seed, monkeypatch):
-    D, X = low_rank(400, 900, 16 + more, seed)
+@pytest.mark.parametrize("more", [3, 60])
+def test_faint_samples_do_not_hide_behind_loud_ones(faint, more, monkeypatch):
+    D, X = low_rank(400, 600, 16 + more)
     D[:, 16:] *= faint
     sketched, whole, _ = both_ways(view_of((D @ X).float(), D.sum(1).float()), monkeypatch)
     assert_same(sketched, whole)
 
 
-def test_a_sketch_that_sees_only_the_loud_samples_is_not_believed(monkeypatch):
-    """Sixty more samples, a thousand times fainter, lie behind the gap that the sketch shows."""
-    D, X = low_rank(400, 900, 76)
-    D[:, 16:] *= 1e-3
-    view = view_of((D @ X).float(), D.sum(1).float())
-    assert sketch(view.weight_grad, 400, torch.finfo(torch.float32).eps).rank == 16
-    monkeypatch.setattr(spear.factors.factorisation, "_SKETCHED_FROM", 150)
-    assert factorise(view).batch_size == 76
-
-
-@pytest.mark.parametrize("sigma", [1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0])
+@pytest.mark.parametrize("sigma", [1e-7, 1e-5, 1e-3, 1e-2, 1.0])
 def test_a_sketch_of_a_noisy_update_measures_the_noise(sigma, monkeypatch):
     D, X = low_rank(400, 900, 16)
     G = D @ X
-    G = G + sigma * G.std() * torch.randn(G.shape, generator=torch.Generator().manual_seed(1))
+    G = G + sigma * G.std() * torch.randn(G.shape, generator=seeded(1))
     sketched, whole, fell_back = both_ways(view_of(G.float(), D.sum(1).float()), monkeypatch)
     assert_same(sketched, whole)
     assert fell_back == (sigma > 1e-3)  # no gap to be sure of
 
 
-@pytest.mark.parametrize("b", [100, 390, 400, 500])
+@pytest.mark.parametrize("b", [100, 400])
 def test_a_sketch_gives_way_where_samples_are_many(b, monkeypatch):
     D, X = low_rank(400, 900, b)
     sketched, whole, fell_back = both_ways(view_of((D @ X).float(), D.sum(1).float()), monkeypatch)
@@ -491,10 +438,10 @@ def test_devices_without_float64_work_on_the_cpu():
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_a_large_gradient_needs_little_extra_memory():
     script = Path(__file__).parents[2] / "benchmarks" / "memory.py"
-    command = [sys.executable, str(script), "--n", str(3 * 720 * 720)]
+    command = [sys.executable, str(script), "--n", str(3 * 420 * 420)]
     measured = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     assert measured["batch_size"] == 20
-    assert measured["gradient_bytes"] > 1.2e9
+    assert measured["gradient_bytes"] > 4e8
     assert measured["ratio"] < 0.5
 
 
@@ -502,11 +449,10 @@ def test_a_large_gradient_needs_little_extra_memory():
 
 
 @pytest.mark.parametrize("zeros", [1, 3])
-@pytest.mark.parametrize("seed", range(4))
-def test_inputs_of_zero_do_not_spoil_the_scale_of_the_others(zeros, seed):
-    x = torch.randn(8, 80, generator=torch.Generator().manual_seed(seed))
+def test_inputs_of_zero_do_not_spoil_the_scale_of_the_others(zeros):
+    x = gaussian(8, 80)
     x[:zeros] = 0
-    planted = plant(8, m=120, inputs=x, seed=seed)
+    planted = plant(8, m=120, inputs=x)
     factors = factorise(planted.view)
     assert factors.batch_size == 8 - zeros
     assert factors.zero_input
@@ -517,7 +463,7 @@ def test_inputs_of_zero_do_not_spoil_the_scale_of_the_others(zeros, seed):
 
 
 def test_the_bias_gradient_of_ordinary_batches_is_read_from_all_rows():
-    for seed in range(5):
+    for seed in range(2):
         factors = factorise(plant(8, m=60, n=50, seed=seed).view)
         g = factors.view.bias_grad.double()
         assert not factors.zero_input
@@ -532,7 +478,7 @@ def test_a_bias_gradient_of_another_batch_is_no_zero_input():
     other = plant(8, m=120, n=80, seed=1).gradients["0.bias"]
     view = dataclasses.replace(planted.view, bias_grad=other)
     assert not factorise(view).zero_input
-    x = torch.randn(8, 80, generator=torch.Generator().manual_seed(0))
+    x = gaussian(8, 80)
     x[0] = x[1] + x[2]
     factors = factorise(plant(8, m=120, inputs=x).view)
     assert factors.batch_size == 7
@@ -540,7 +486,7 @@ def test_a_bias_gradient_of_another_batch_is_no_zero_input():
 
 
 def test_too_few_negative_biases_say_nothing():
-    x = torch.randn(8, 80, generator=torch.Generator().manual_seed(0))
+    x = gaussian(8, 80)
     x[0] = 0
     planted = plant(8, m=120, inputs=x)
     planted.model[0].bias.data.abs_()

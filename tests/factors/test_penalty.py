@@ -1,4 +1,4 @@
-"""Penalties in the loss are found and taken off where they are, and nowhere else."""
+"""Penalties in the loss are found and removed, and nothing is removed where there is none."""
 
 import dataclasses
 
@@ -8,9 +8,9 @@ from torch import nn
 
 import spear
 from spear.factors import factorise
-from spear.factors.penalty import Penalty, without_penalty
+from spear.factors.penalty import without_penalty
 from spear.federated import defences
-from support.planted import bare, plant, worst_error
+from support.planted import bare, plant, with_noise, worst_error
 
 
 def penalised(b, l2=0.0, l1=0.0, biases=True, only=None, **how):
@@ -31,7 +31,7 @@ SIZES = [(1e-2, 0), (1e-3, 0), (1e-5, 0), (0, 1e-2), (0, 1e-4), (0, 1e-6), (1e-3
 @pytest.mark.parametrize("biases", [True, False])
 @pytest.mark.parametrize(("l2", "l1"), SIZES)
 @pytest.mark.parametrize(
-    ("b", "m", "n"), [(1, 60, 50), (15, 60, 50), (10, 200, 300), (50, 200, 784), (12, 100, 40)]
+    ("b", "m", "n"), [(1, 60, 50), (15, 60, 50), (30, 100, 200), (12, 100, 40)]
 )
 def test_a_penalty_is_found_and_taken_off(b, m, n, l2, l1, biases):
     planted, view = penalised(b, l2, l1, biases, m=m, n=n, seed=b)
@@ -50,10 +50,9 @@ def test_a_penalty_is_found_and_taken_off(b, m, n, l2, l1, biases):
     assert torch.allclose(clean.bias_grad, planted.gradients["0.bias"], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("l2", "l1"), [*SIZES[:2], SIZES[3], SIZES[4]])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_samples_come_back(l2, l1, seed):
-    planted, view = penalised(15, l2, l1, m=100, n=80, seed=seed)
+@pytest.mark.parametrize(("l2", "l1"), [(1e-2, 0), (0, 1e-4)])
+def test_the_samples_come_back(l2, l1):
+    planted, view = penalised(15, l2, l1, m=100, n=80)
     factors, _ = without_penalty(factorise(view))
     result = spear.invert(factors.view)
     assert worst_error(result.inputs, planted.inputs) < 6e-4  # 80 dB of a range of six
@@ -104,27 +103,19 @@ def test_a_bare_layer_has_no_others():
     assert worst_error(spear.invert(factors.view).inputs, planted.inputs) < 6e-4
 
 
-def noisy(planted, size):
-    generator = torch.Generator().manual_seed(1)
-    return {
-        n: g + size * float(g.square().mean().sqrt()) * torch.randn(g.shape, generator=generator)
-        for n, g in planted.gradients.items()
-    }
-
-
 @pytest.mark.parametrize(
     "sent",
     [
         lambda p: p.gradients,
-        lambda p: noisy(p, 1e-3),
-        lambda p: noisy(p, 0.3),
-        lambda p: noisy(p, 30.0),
+        lambda p: with_noise(p.gradients, 1e-3),
+        lambda p: with_noise(p.gradients, 0.3),
+        lambda p: with_noise(p.gradients, 30.0),
         lambda p: defences.prune(p.gradients, 0.5),
         lambda p: defences.half(p.gradients),
         lambda p: {n: torch.zeros_like(g) for n, g in p.gradients.items()},
     ],
 )
-@pytest.mark.parametrize("b", [3, 20, 60, 200])
+@pytest.mark.parametrize("b", [3, 60])
 def test_where_there_is_none_nothing_is_touched(b, sent):
     planted = plant(b, m=60, n=50, seed=b)
     factors = factorise(spear.observe(planted.model, sent(planted)))
@@ -144,11 +135,3 @@ def test_weights_of_zero_tell_nothing():
     _, view = penalised(60, 1e-2, m=60, n=50)
     blank = dataclasses.replace(view, weight=torch.zeros_like(view.weight))
     assert without_penalty(factorise(blank))[1] is None
-
-
-def test_words():
-    both = Penalty(1e-4, 2e-5, biases=False)
-    assert both.words == (
-        "the update holds an L2 penalty (weight decay) of 1.0e-04 and an L1 penalty of 2.0e-05 on "
-        "weights, not biases, taken off"
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -63,24 +64,15 @@ def gradients(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     return dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
 
 
-def fedsgd_float32() -> Planted:
-    model, x, y, _ = drawn(1, 6, (30, 60, 40, 5))
-    return Planted(model, x, y, gradients(model, x, y), "EXACT", "REPLAY", 1e-4)
-
-
-def fedsgd_float64() -> Planted:
-    model, x, y, _ = drawn(2, 6, (24, 48, 5), torch.float64)
-    return Planted(model, x, y, gradients(model, x, y), "EXACT", "REPLAY", 1e-10)
-
-
-def single_sample() -> Planted:
-    model, x, y, _ = drawn(3, 1, (30, 40, 5))
-    return Planted(model, x, y, gradients(model, x, y), "EXACT", "REPLAY", 1e-4)
-
-
-def wide_batch() -> Planted:
-    model, x, y, _ = drawn(4, 16, (32, 140, 10))
-    return Planted(model, x, y, gradients(model, x, y), "EXACT", "REPLAY", 1e-4)
+def honest(
+    seed: int,
+    b: int,
+    sizes: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    error: float = 1e-4,
+) -> Planted:
+    model, x, y, _ = drawn(seed, b, sizes, dtype)
+    return Planted(model, x, y, gradients(model, x, y), "EXACT", "REPLAY", error)
 
 
 def tabular() -> Planted:
@@ -94,37 +86,15 @@ def tabular() -> Planted:
     return Planted(model, x, y, gradients(model, x, y), "EXACT", "REPLAY", 1e-4)
 
 
-def inner_layer() -> Planted:
+def second_layer(seed: int, sizes: tuple[int, ...], proof: str) -> Planted:
     """The second layer alone: its inputs are what the first layer's ReLUs let through."""
-    model, x, y, _ = drawn(6, 4, (20, 30, 60, 5))
+    model, x, y, _ = drawn(seed, 4, sizes)
     seen = torch.relu(model[0](x)).detach()
-    how = {"layer": "2"}
-    return Planted(model, seen, y, gradients(model, x, y), "EXACT", "REPLAY", 1e-4, how)
+    return Planted(model, seen, y, gradients(model, x, y), "EXACT", proof, 1e-4, {"layer": "2"})
 
 
-def relu_before() -> Planted:
-    """A layer after which no ReLU comes: its inputs are non-negative, and that is all there is."""
-    model, x, y, _ = drawn(7, 4, (20, 60, 30))
-    seen = torch.relu(model[0](x)).detach()
-    how = {"layer": "2"}
-    return Planted(model, seen, y, gradients(model, x, y), "EXACT", "PATTERN", 1e-4, how)
-
-
-def fedavg_one_epoch() -> Planted:
-    model, x, y, _ = drawn(8, 4, (30, 60, 5))
-    after = trained(model, x, y, lr=0.1, epochs=1)
-    how = {"lr": 0.1, "epochs": 1}
-    return Planted(model, x, y, after, "EXACT", "REPLAY", 1e-3, how)
-
-
-def fedavg_five_epochs() -> Planted:
-    model, x, y, _ = drawn(9, 4, (30, 60, 5))
-    after = trained(model, x, y, lr=0.01, epochs=5)
-    how = {"lr": 0.01, "epochs": 5}
-    return Planted(model, x, y, after, "EXACT", "REPLAY", 1e-2, how)
-
-
-def trained(model: nn.Module, x: Tensor, y: Tensor, lr: float, epochs: int) -> dict[str, Tensor]:
+def fedavg(seed: int, lr: float, epochs: int, error: float) -> Planted:
+    model, x, y, _ = drawn(seed, 4, (30, 60, 5))
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     for _ in range(epochs):
         for name, gradient in gradients(model, x, y).items():
@@ -132,7 +102,7 @@ def trained(model: nn.Module, x: Tensor, y: Tensor, lr: float, epochs: int) -> d
             parameter.data = parameter.data - lr * gradient
     after = {name: p.detach().clone() for name, p in model.named_parameters()}
     model.load_state_dict(start)
-    return after
+    return Planted(model, x, y, after, "EXACT", "REPLAY", error, {"lr": lr, "epochs": epochs})
 
 
 def noisy() -> Planted:
@@ -167,21 +137,21 @@ def near_duplicates() -> Planted:
     return Planted(model, x, y, gradients(model, x, y), "PARTIAL", "REPLAY")
 
 
-CASES = (
-    fedsgd_float32,
-    fedsgd_float64,
-    single_sample,
-    wide_batch,
-    tabular,
-    inner_layer,
-    relu_before,
-    fedavg_one_epoch,
-    fedavg_five_epochs,
-    noisy,
-    half_precision,
-    no_gradient,
-    near_duplicates,
-)
+CASES: dict[str, Callable[[], Planted]] = {
+    "fedsgd_float32": lambda: honest(1, 6, (30, 60, 40, 5)),
+    "fedsgd_float64": lambda: honest(2, 6, (24, 48, 5), torch.float64, 1e-10),
+    "single_sample": lambda: honest(3, 1, (30, 40, 5)),
+    "wide_batch": lambda: honest(4, 16, (32, 140, 10)),
+    "tabular": tabular,
+    "inner_layer": lambda: second_layer(6, (20, 30, 60, 5), "REPLAY"),
+    "relu_before": lambda: second_layer(7, (20, 60, 30), "PATTERN"),  # no ReLU follows it
+    "fedavg_one_epoch": lambda: fedavg(8, 0.1, 1, 1e-3),
+    "fedavg_five_epochs": lambda: fedavg(9, 0.01, 5, 1e-2),
+    "noisy": noisy,
+    "half_precision": half_precision,
+    "no_gradient": no_gradient,
+    "near_duplicates": near_duplicates,
+}
 
 
 def write(name: str, case: Planted) -> None:
@@ -191,12 +161,7 @@ def write(name: str, case: Planted) -> None:
     np.savez(HERE / f"{name}.npz", **arrays)
     known = HERE / "expected.json"
     expected = json.loads(known.read_text()) if known.exists() else {}
-    expected[name] = {
-        "outcome": case.outcome,
-        "proof": case.proof,
-        "error": case.error,
-        "how": case.how,
-    }
+    expected[name] = {key: getattr(case, key) for key in ("outcome", "proof", "error", "how")}
     known.write_text(json.dumps(dict(sorted(expected.items())), indent=1) + "\n")
 
 
@@ -205,13 +170,13 @@ def main(names: list[str]) -> None:
     from support.golden_cases import Golden
 
     torch.set_num_threads(1)
-    for make in CASES:
-        if names == ["all"] or make.__name__ in names:
-            write(make.__name__, make())
-            problems = Golden.read(make.__name__).problems()
-            sys.stdout.write(f"{make.__name__}: {'; '.join(problems) or 'as stated'}\n")
+    for name, make in CASES.items():
+        if names == ["all"] or name in names:
+            write(name, make())
+            problems = Golden.read(name).problems()
+            sys.stdout.write(f"{name}: {'; '.join(problems) or 'as stated'}\n")
             if problems:
-                (HERE / f"{make.__name__}.npz").unlink()
+                (HERE / f"{name}.npz").unlink()
 
 
 if __name__ == "__main__":

@@ -8,13 +8,10 @@ import torch
 from torch import nn
 
 import spear
-from spear.trials import LocalEngine
-from spear.trials.inline import InlineEngine
 from support.command_line import in_this_process
 from support.golden_cases import HERE, NAMES, Golden
 from support.judgements import bits, random_states
 from support.planted import bare, plant
-from support.trial_work import grid, work
 
 
 @pytest.mark.parametrize("with_model", [True, False])
@@ -87,23 +84,13 @@ def test_nothing_of_the_process_is_changed():
             assert settings() == before
 
 
-def test_workers_of_another_process_give_the_bits_that_are_found_here():
-    trials = grid(4)
-    found = [
-        {row.key: (row.result, dict(files)) for row, files in engine.run(trials, work, print)}
-        for engine in (InlineEngine(), LocalEngine(2))
-    ]
-    assert found[0] == found[1]
-    assert len(found[0]) == 4
-
-
-@pytest.mark.parametrize("b", [5, 16])
-def test_threads_change_rounding_and_no_verdict(b):
-    planted = plant(b, m=160, n=120, seed=b)
+def test_threads_change_rounding_and_no_verdict():
+    b = 12
+    planted = plant(b, m=120, n=120)
     found = {}
     before = torch.get_num_threads()
     try:
-        for threads in (1, 2, 4):
+        for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             found[threads] = spear.invert(planted.view, model=planted.model)
     finally:
@@ -115,9 +102,7 @@ def test_threads_change_rounding_and_no_verdict(b):
         apart = torch.cdist(one.inputs.double(), other.inputs.double(), p=float("inf"))
         nearest = apart.argmin(1)
         assert sorted(nearest.tolist()) == list(range(b))
-        assert (
-            float(apart.min(1).values.max()) < 1e-6
-        )  # docs/reliability.md states 1e-12 for float64
+        assert float(apart.min(1).values.max()) < 1e-6  # docs/reliability.md: 1e-12 for float64
         assert torch.equal(one.labels, other.labels[nearest])
 
 
@@ -148,9 +133,7 @@ def test_a_golden_update_that_is_damaged_is_noticed():
 def test_golden_updates_keep_inverting_from_files(name, code, tmp_path):
     golden = Golden.read(name)
     how = [
-        word
-        for option, value in golden.expected["how"].items()
-        for word in (f"--{option}", str(value))
+        str(word) for key, value in golden.expected["how"].items() for word in (f"--{key}", value)
     ]
     for part in ("weights", "sent"):
         arrays = {key: value.numpy() for key, value in getattr(golden, part).items()}

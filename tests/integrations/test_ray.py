@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 ray = pytest.importorskip("ray", reason="needs the ray extra")
+psutil = pytest.importorskip("psutil", reason="comes with the docs extra")
 
 from spear.errors import ClusterError, DataError, InvalidOption
 from spear.integrations import ray_session
@@ -106,8 +107,6 @@ class Cluster:
 
 def reached(processes):
     """The addresses at which processes listen, and those that they are connected to."""
-    import psutil
-
     found = set()
     for pid in processes:
         with suppress(psutil.NoSuchProcess):
@@ -117,19 +116,12 @@ def reached(processes):
 
 
 def descendants(pid):
-    listed = subprocess.run(
-        ["ps", "-eo", "pid=,ppid=,stat=,comm="], capture_output=True, text=True, check=True
-    )
-    children: dict[int, list[int]] = {}
-    for line in listed.stdout.splitlines():
-        child, parent, state, name = line.split(maxsplit=3)
-        if name != "ps" and not state.startswith(
-            "Z"
-        ):  # Ray 2.55 leaves one that has ended unreaped
-            children.setdefault(int(parent), []).append(int(child))
+    """A process and all it started. Ray 2.55 leaves one that has ended unreaped: it does not count."""
     found = [pid]
-    for each in found:  # grows meanwhile
-        found += children.get(each, [])
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child.pid)
     return found
 
 

@@ -20,13 +20,12 @@ from spear.search.directions import Directions
 from spear.search.kernels import unit
 from support.planted import (
     bare,
-    clipped_sum,
-    net,
+    module,
     plant,
     recovered,
     seeded,
     selection_of,
-    with_model,
+    weighed,
     worst_error,
 )
 
@@ -39,9 +38,8 @@ def certified_of(planted, mixing=None, view=None):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("seed", range(5))
-def test_the_truth_is_certified_both_ways(seed, dtype):
-    planted = plant(6, m=90, seed=seed, dtype=dtype)
+def test_the_truth_is_certified_both_ways(dtype):
+    planted = plant(6, m=90, dtype=dtype)
     by_pattern = certified_of(planted, view=bare(planted.view))
     assert by_pattern.whole
     assert (by_pattern.proof, by_pattern.labels) == (Proof.PATTERN, None)
@@ -52,7 +50,7 @@ def test_the_truth_is_certified_both_ways(seed, dtype):
     assert torch.equal(by_replay.labels, planted.labels)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.3, 0.01, 0.001])
+@pytest.mark.parametrize("share", [1.5, 0.01, 0.001])
 @pytest.mark.parametrize("with_model", [True, False])
 def test_a_mixed_direction_spoils_those_it_mixes_and_no_others(share, with_model):
     """q_0 is replaced by q_0 + share q_1: c_1 is then wrong, however small the share."""
@@ -64,45 +62,11 @@ def test_a_mixed_direction_spoils_those_it_mixes_and_no_others(share, with_model
     judged = certify(found.factors, found.selection)
     assert not judged.whole
     assert not bool(judged.certified[1])
+    # No rows hold a direction that is wrong by much: its share in every sample is unbounded.
+    assert not bool(judged.certified[0]) or share < 1
     assert judged.cause is Cause.MIXED
     error = (found.X - planted.inputs).abs().amax(1)
     assert bool((error[judged.certified] < 1e-4).all())
-
-
-# Cautious: no rows hold the direction that is wrong, so its share in every sample is unbounded
-# (`shares`), also in those that `unmixed` clears.
-@pytest.mark.parametrize("with_model", [True, False])
-def test_a_mix_leaves_none_of_its_samples_certified(with_model):
-    planted = plant(5, m=200)
-    mixing = torch.eye(5, dtype=torch.float64)
-    mixing[1, 0] = 1.5
-    done = certified_of(planted, mixing, planted.view if with_model else bare(planted.view))
-    assert not bool(done.certified[:2].any())
-    assert done.cause is Cause.MIXED
-
-
-def test_another_model_certifies_nothing():
-    planted, other = plant(5, m=90), plant(5, m=90, seed=1)
-    found = with_model(recovered(planted), other.model)
-    judged = certify(found.factors, found.selection)
-    assert not bool(judged.certified.any())
-    assert (judged.proof, judged.cause, judged.labels) == (Proof.NONE, Cause.UNFIT, None)
-
-
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_sums_and_means_are_alike(reduction):
-    loss = nn.CrossEntropyLoss(reduction=reduction)
-    planted = plant(5, m=90, loss=loss)
-    assert spear.invert(planted.view, loss=loss).outcome is Outcome.EXACT
-    assert spear.invert(planted.view).outcome is Outcome.EXACT
-
-
-def test_per_sample_clipping_leaves_recovery_exact():
-    planted = plant(6, m=90)
-    gradients = clipped_sum(planted.model, planted.inputs, planted.labels, 0.5)
-    result = spear.invert(spear.observe(planted.model, gradients))
-    assert result.outcome is Outcome.EXACT
-    assert worst_error(result.inputs, planted.inputs) < 1e-4
 
 
 def test_an_update_stitched_from_two_clients_fails_the_replay():
@@ -131,20 +95,13 @@ def test_a_layer_without_spare_rows_proves_nothing_without_a_model():
 
 
 def test_a_bypassed_layer_cannot_be_replayed_and_says_so():
-    class Bypass(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.head, self.side = nn.Linear(40, 90), nn.Linear(90, 5), nn.Linear(40, 5)
+    def forward(self, x):
+        return self.head(torch.relu(self.layer(x))) + self.side(x)
 
-        def forward(self, x):
-            return self.head(torch.relu(self.layer(x))) + self.side(x)
-
-    model, x = Bypass(), torch.randn(4, 40)
-    loss = nn.functional.cross_entropy(model(x), torch.tensor([0, 1, 2, 3]))
-    view = spear.observe(model, torch.autograd.grad(loss, list(model.parameters())))
-    result = spear.invert(view)
-    assert result.outcome is Outcome.EXACT
-    assert result.proof is Proof.PATTERN
+    linear = {"layer": nn.Linear(40, 90), "head": nn.Linear(90, 5), "side": nn.Linear(40, 5)}
+    model = module(forward, **linear)
+    result = spear.invert(spear.observe(model, fedsgd(model, torch.randn(4, 40), torch.arange(4))))
+    assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.PATTERN)
     assert result.labels is None
 
 
@@ -155,10 +112,9 @@ def test_a_layer_given_directly_has_no_name_to_replay_from():
     assert len(result.assumptions) == 2
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_hidden_neuron_on_the_other_side_of_its_threshold_is_found(seed):
-    """The client's rounding put a hidden neuron off that is on by 1e-6 in the replay."""
-    planted = plant(6, m=90, n=50, depth=4, seed=seed)
+def test_a_hidden_neuron_on_the_other_side_of_its_threshold_is_found():
+    """In the client's rounding a hidden neuron is off that is on by 1e-6 in the replay."""
+    planted = plant(6, m=90, n=50, depth=4)
     model = planted.model
     with torch.no_grad():
         hidden = model[:5](planted.inputs)  # preactivations of the third layer, (b, m)
@@ -170,8 +126,7 @@ def test_a_hidden_neuron_on_the_other_side_of_its_threshold_is_found(seed):
         model[4].bias[active] -= 2e-6 * size
     gradients = fedsgd(model, planted.inputs, planted.labels)
     result = spear.invert(spear.observe(seen, gradients))
-    assert result.outcome is spear.Outcome.EXACT
-    assert result.proof is Proof.REPLAY
+    assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.REPLAY)
 
 
 class Inputs:
@@ -191,7 +146,7 @@ class Inputs:
 
 
 def test_between_two_relus_the_output_gradient_must_fit_inputs_too():
-    """A mean of two inputs is no input, though it has no negative entry: the other side tells."""
+    """The mean of two inputs has no negative entry either: only the output gradient gives it away."""
     planted = plant(4, m=60, n=60, depth=3)
     hidden = planted.model[:2](planted.inputs).detach().double()
     right = spear.invert(planted.layer("2"), finder=Inputs(hidden))
@@ -215,9 +170,7 @@ def flags(*wrong):
 
 def composed(*rulings, samples=None):
     planted = plant(5, m=200)
-    found = recovered(
-        planted, view=spear.observe(planted.model, planted.gradients, samples=samples)
-    )
+    found = recovered(planted, view=planted.view.told(samples=samples))
     return judge._composed(found, list(rulings), Proof.REPLAY)
 
 
@@ -267,12 +220,10 @@ def of_training(monkeypatch, mixed=False, redundancy=2, **changes):
     if mixed:
         mixing[1, 0] = 1.5  # direction 0 is wrong, and the input of sample 1 with it
     found = recovered(plant(5, m=200), mixing)
-    directions = dataclasses.replace(
-        found.selection.directions, redundancy=torch.tensor([redundancy, 1, 1, 1, 1])
-    )
-    found = dataclasses.replace(
-        found, selection=dataclasses.replace(found.selection, directions=directions)
-    )
+    spare = torch.tensor([redundancy, 1, 1, 1, 1])
+    directions = dataclasses.replace(found.selection.directions, redundancy=spare)
+    selection = dataclasses.replace(found.selection, directions=directions)
+    found = dataclasses.replace(found, selection=selection)
     found.__dict__["precise"] = flags()  # a mix would be called too faint otherwise
     return judge._of_training(found, None)
 
@@ -286,8 +237,7 @@ def test_repeated_training_proves_all(monkeypatch):
 
 def test_training_that_cannot_be_repeated_proves_nothing(monkeypatch):
     monkeypatch.setattr(judge, "retrain", lambda *_: Declined("the moon is full"))
-    found = recovered(plant(5, m=200))
-    done = judge._of_training(found, None)
+    done = judge._of_training(recovered(plant(5, m=200)), None)
     assert not bool(done.certified.any())
     assert (done.proof, done.cause) == (Proof.NONE, Cause.TRAINING)
     assert done.doubts[0].endswith("only by repeating them, and the moon is full")
@@ -300,19 +250,22 @@ def test_one_sample_that_training_does_not_confirm(monkeypatch):
     assert done.labels.tolist() == [0, 1, -1, 3, 4]
 
 
-def test_training_spoils_what_an_unknown_direction_is_mixed_with(monkeypatch):
-    done = of_training(monkeypatch, mixed=True, matched=flags(0), recognised=flags(0))
-    assert done.certified.tolist() == flags(0, 1).tolist()
-    # Recognised but for a neuron or two: a right direction, which spoils no other.
-    done = of_training(monkeypatch, mixed=True, matched=flags(0))
-    assert done.certified.tolist() == flags(0).tolist()
-
-
-def test_directions_without_spare_zeros_are_not_certified_by_training(monkeypatch):
-    close = of_training(monkeypatch, mixed=True, redundancy=0, closely=flags())
-    assert close.certified.tolist() == ALL  # the sums agree better than any mix would
-    done = of_training(monkeypatch, mixed=True, redundancy=0)
-    assert done.certified.tolist() == flags(0, 1).tolist()
+@pytest.mark.parametrize(
+    ("changes", "lost"),
+    [
+        ({"matched": flags(0), "recognised": flags(0)}, (0, 1)),
+        # Recognised but for a neuron or two: a right direction, which spoils no other.
+        ({"matched": flags(0)}, (0,)),
+        # Without zeros to spare, unless the sums agree better than those of any mix would.
+        ({"redundancy": 0}, (0, 1)),
+        ({"redundancy": 0, "closely": flags()}, ()),
+    ],
+)
+def test_training_certifies_nothing_that_a_wrong_direction_is_mixed_with(
+    changes, lost, monkeypatch
+):
+    done = of_training(monkeypatch, mixed=True, **changes)
+    assert done.certified.tolist() == flags(*lost).tolist()
 
 
 def test_an_objection_to_the_training_takes_everything(monkeypatch):
@@ -339,11 +292,7 @@ def test_noise_that_leaves_nothing_precise_is_told_as_such():
 def test_the_loudest_samples_are_certified_under_noise():
     """One of five gradients is forty times the others': its input is known that much better."""
     weights = torch.tensor([40.0, 1.0, 1.0, 1.0, 1.0])
-
-    def loss(outputs, targets):
-        return (nn.functional.cross_entropy(outputs, targets, reduction="none") * weights).sum()
-
-    planted = plant(5, m=200, loss=loss)
+    planted = plant(5, m=200, loss=weighed(weights, total=True))
     factors = with_noise(factorise(bare(planted.view)), 5e-4)
     done = certify(factors, selection_of(planted, factors))
     assert factors.noisy
@@ -364,7 +313,7 @@ def test_errors_are_measured_against_the_data_s_amplitude():
 
 @pytest.mark.parametrize("size", [1.0, 30.0])
 def test_a_later_layer_that_is_hardly_off_is_noticed_whatever_the_size_of_inputs(size):
-    """What a replay may be off by follows from the error relative to the inputs, not from both."""
+    """The tolerance of a replay follows from the error relative to the inputs."""
     planted = plant(5, m=200, inputs=size * torch.randn(5, 50, generator=seeded(0)))
     assert certified_of(planted).whole
     altered = {**planted.gradients, "4.weight": 1.0001 * planted.gradients["4.weight"]}
@@ -382,17 +331,8 @@ def test_labels_alone_are_no_replay():
     assert torch.equal(done.labels, planted.labels)
 
 
-def test_why_there_is_no_replay_is_told_where_a_model_was_observed():
-    model = nn.Sequential(nn.Linear(50, 90), nn.ReLU(), nn.Dropout(0.5), nn.Linear(90, 5))
-    x, y = torch.randn(3, 50, generator=seeded(0)), torch.arange(3)
-    result = spear.invert(spear.observe(model, fedsgd(model, x, y)), max_seconds=5)
-    assert "no replay: dropout is active" in result.explanation
-    planted = plant(4, m=60)
-    assert certified_of(planted, view=bare(planted.view)).remark == ""
-
-
 def test_a_next_layer_that_is_noisy_itself_is_no_witness():
-    """Its span turns by its own noise, here by more than a thousandth."""
+    """Its own noise turns its span by more than a thousandth."""
     planted = plant(5, m=150, n=300, seed=2)
     gradient = planted.gradients["2.weight"]
     noise = torch.randn(gradient.shape, generator=seeded(0))
@@ -401,20 +341,3 @@ def test_a_next_layer_that_is_noisy_itself_is_no_witness():
     view = spear.observe(planted.model, noisy)
     alone = dataclasses.replace(view, model=None)
     assert spear.invert(alone).outcome is Outcome.EXACT
-
-
-def test_a_model_with_random_numbers_of_its_own_leaves_the_random_state():
-    class Noisy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = net(40, 5, width=60)
-
-        def forward(self, x):
-            return self.net(x) + 0 * torch.randn(1)
-
-    model = Noisy()
-    x, y = torch.randn(4, 40, generator=seeded(0)), torch.arange(4)
-    view = spear.observe(model, fedsgd(model, x, y))
-    state = torch.get_rng_state()
-    spear.invert(view, max_seconds=2)
-    assert torch.equal(state, torch.get_rng_state())

@@ -1,4 +1,4 @@
-"""What the attacked layer shows alone: errors that are predicted, rounding, the bias gradient."""
+"""What the attacked layer shows by itself: predicted errors, rounding, the bias gradient."""
 
 from types import SimpleNamespace
 
@@ -12,32 +12,22 @@ from spear.federated import fedsgd
 from spear.judge import layer
 from spear.judge.layer import Recovered, bias_in_span, exceeds_noise, mark_unscaled
 from spear.tolerances import DEVIATIONS_TO_SPARE, EXACT_ERROR
-from support.planted import Planted, gaussian, net, plant, recovered, seeded
-
-SEEDS = pytest.mark.parametrize("seed", range(2))
-
-
-def client(b, seed, **options):
-    x, y = gaussian(b, 60, seed), torch.randint(10, (b,), generator=seeded(seed))
-    model = net(60, 10, seed=seed, **options)
-    return model, x, y
-
+from support.planted import Planted, client, gaussian, plant, recovered, seeded
 
 # Predicted errors.
 
 
-@pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-5, 1e-4])
+@pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-4])
 def test_predicted_errors_are_of_the_size_of_actual_ones(noise):
-    """The median of what is off over what was predicted, over batches with Gaussian noise added."""
+    """The median ratio of actual to predicted error, over batches with Gaussian noise."""
     ratios = []
-    for seed in range(8):
-        model, x, y = client(5, seed, width=200)
+    for seed in range(4):
+        model, x, y = client(seed=seed, width=200)
         gradients = fedsgd(model, x, y)
+        level = noise * gradients["0.weight"].square().mean().sqrt()
         for name in ("0.weight", "0.bias"):
-            level = noise * gradients["0.weight"].square().mean().sqrt()
-            gradients[name] = gradients[name] + level * torch.randn(
-                gradients[name].shape, generator=seeded(seed + 100)
-            )
+            drawn = torch.randn(gradients[name].shape, generator=seeded(seed + 100))
+            gradients[name] = gradients[name] + level * drawn
         result = spear.invert(spear.observe(model, gradients))
         assert len(result.inputs) == 5
         error = torch.cdist(result.inputs, x) / 60**0.5
@@ -47,10 +37,9 @@ def test_predicted_errors_are_of_the_size_of_actual_ones(noise):
     assert (0.5 if noise else 0.4) <= median <= 1.5
 
 
-@SEEDS
-def test_shares_are_what_noise_leaves_of_others(seed):
+def test_shares_are_what_noise_leaves_of_others():
     """A deviation of c_i . q_j over noise: directions solved again from noisy rows that are off."""
-    model, x, y = client(4, seed, width=160)
+    model, x, y = client(4, width=160)
     planted = Planted(model, x, y, fedsgd(model, x, y))
     found = recovered(planted)
     factors, selection = found.factors, found.selection
@@ -58,7 +47,7 @@ def test_shares_are_what_noise_leaves_of_others(seed):
     level = 1e-3 * float(factors.singular_values[-1])
     leaks = []
     for k in range(60):
-        noise = torch.randn(factors.L.shape, generator=seeded(1000 * seed + k)).double()
+        noise = torch.randn(factors.L.shape, generator=seeded(k)).double()
         noisy = (factors.L + level * noise)[factors.live_rows]
         row = []
         for j in range(4):
@@ -88,10 +77,8 @@ def test_rows_that_leave_a_second_direction_free_bound_no_share():
 
 @pytest.mark.parametrize("steps", [0.05, 0.3, 0.6, 1.0, 3.0, 50.0])
 def test_errors_after_rounding_to_the_grid_of_the_inputs(steps):
-    """Inputs are floats; an error of fewer than half a step is gone once they are floats again."""
-    X = (
-        (1 + torch.rand(1, 512, generator=seeded(0))).double().float().double()
-    )  # in [1, 2): one step
+    """Inputs are floats: an error of less than half a step vanishes when they are rounded again."""
+    X = (1 + torch.rand(1, 512, generator=seeded(0))).double()  # in [1, 2): one step
     error = torch.tensor([steps * torch.finfo(torch.float32).eps], dtype=torch.float64)
     factors = SimpleNamespace(view=SimpleNamespace(weight_grad=torch.zeros(1)))
     predicted = float(layer._after_rounding(factors, X, error))
@@ -113,15 +100,15 @@ def test_precise_means_five_deviations_within_a_thousandth():
 
 @pytest.mark.parametrize("size", [0.1, 1.0, 30.0])
 def test_precise_is_relative_to_the_data(size):
-    planted = plant(4, m=120, inputs=size * gaussian(4, 50, 0))
+    planted = plant(4, m=120, inputs=size * gaussian(4, 50))
     assert bool(recovered(planted).precise.all())
 
 
 def test_an_error_as_large_as_the_samples_is_no_content():
-    X = gaussian(20, 100, 0)
+    X = gaussian(20, 100)
     for share, content in ((0.01, True), (0.3, True), (0.6, False), (2.0, False)):
         assert exceeds_noise(torch.full((20,), share), X) is content
-    one = gaussian(1, 100, 0)
+    one = gaussian(1, 100)
     assert exceeds_noise(torch.tensor([0.1]), one)
     assert not exceeds_noise(torch.tensor([0.9]), one)
     assert not exceeds_noise(torch.tensor([0.9]), one + 100)  # it is the spread that counts
@@ -131,7 +118,7 @@ def test_an_error_as_large_as_the_samples_is_no_content():
 
 
 def test_the_precision_of_a_gradient_shows_in_its_entries():
-    G = gaussian(40, 30, 0)
+    G = gaussian(40, 30)
     assert layer._grid(G) is None
     assert layer._grid(torch.zeros(40, 30)) is None
     assert layer._grid(G.bfloat16().float()) is torch.bfloat16
@@ -140,7 +127,7 @@ def test_the_precision_of_a_gradient_shows_in_its_entries():
 
 
 def test_inputs_on_a_coarse_grid_were_rounded_before_the_layer_saw_them():
-    G, X = gaussian(40, 30, 0).bfloat16().float(), gaussian(6, 300, 1)
+    G, X = gaussian(40, 30).bfloat16().float(), gaussian(6, 300, 1)
     factors = SimpleNamespace(view=SimpleNamespace(weight_grad=G))
     eps, quiet = torch.finfo(torch.bfloat16).eps, torch.full((6,), 1e-6)
     on_grid = X.bfloat16().double()
@@ -148,38 +135,24 @@ def test_inputs_on_a_coarse_grid_were_rounded_before_the_layer_saw_them():
     assert layer._input_rounding(factors, X.double(), quiet) == 0
     # Too noisy to tell: then they may have been.
     assert layer._input_rounding(factors, X.double(), torch.full((6,), 0.1)) > 0
-    fine = SimpleNamespace(view=SimpleNamespace(weight_grad=gaussian(40, 30, 0)))
+    fine = SimpleNamespace(view=SimpleNamespace(weight_grad=gaussian(40, 30)))
     assert layer._input_rounding(fine, on_grid, quiet) == 0
 
 
 # The bias gradient.
 
 
-@SEEDS
-def test_the_bias_gradient_is_a_combination_of_the_columns(seed):
-    model, x, y = client(5, seed)
+def test_the_bias_gradient_is_a_combination_of_the_columns():
+    model, x, y = client(5)
     gradients = fedsgd(model, x, y)
     assert bias_in_span(factorise(spear.observe(model, gradients)))
-    other = fedsgd(model, gaussian(5, 60, seed + 50), y)["0.bias"]
+    other = fedsgd(model, gaussian(5, 60, 50), y)["0.bias"]
     assert not bias_in_span(factorise(spear.observe(model, {**gradients, "0.bias": other})))
 
 
-@SEEDS
-def test_an_input_that_is_zero_is_taken_out_of_the_bias_gradient(seed):
-    model, x, y = client(6, seed)
-    x[0] = 0
-    factors = factorise(spear.observe(model, fedsgd(model, x, y)))
-    assert (factors.b, factors.zero_input) == (5, True)
-    assert bias_in_span(factors)
-    rest = Planted(model, x[1:], y[1:], {})
-    found = recovered(rest, view=factors.view)
-    assert torch.allclose(found.X, x[1:].double(), atol=1e-4)
-
-
-@SEEDS
 @pytest.mark.parametrize("kind", ["a sum", "a multiple"])
-def test_samples_that_depend_on_each_other_spoil_their_own_scale_only(seed, kind):
-    model, x, y = client(6, seed, width=200)
+def test_samples_that_depend_on_each_other_spoil_their_own_scale_only(kind):
+    model, x, y = client(6, width=200)
     x[5] = x[0] + x[1] if kind == "a sum" else 0.5 * x[0]
     view = spear.observe(model, fedsgd(model, x, y))
     found = recovered(Planted(model, x[:5], y[:5], {}), view=view)
@@ -201,9 +174,8 @@ def test_nothing_is_spoilt_where_the_bias_gradient_fits():
 # Selections.
 
 
-@SEEDS
-def test_neurons_that_sent_nothing_are_known_as_frozen(seed):
-    model, x, y = client(5, seed, width=160)
+def test_neurons_that_sent_nothing_are_known_as_frozen():
+    model, x, y = client(5, width=160)
     gradients = fedsgd(model, x, y)
     on = (model[0](x) > 0).any(0)
     for name in ("0.weight", "0.bias"):
@@ -216,11 +188,10 @@ def test_neurons_that_sent_nothing_are_known_as_frozen(seed):
     assert recovered(Planted(model, x, y, fedsgd(model, x, y))).selection.frozen is None
 
 
-@SEEDS
-def test_zeros_of_dropout_are_one_sided(seed):
-    model, x, y = client(4, seed, width=200)
+def test_zeros_of_dropout_are_one_sided():
+    model, x, y = client(4, width=200)
     model = nn.Sequential(model[0], model[1], nn.Dropout(0.3), model[2]).train()
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     dropped = recovered(Planted(model, x, y, fedsgd(model, x, y))).selection
     assert dropped.only_extra_zeros
     assert int(dropped.contradictions.sum()) > 0

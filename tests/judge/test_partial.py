@@ -1,22 +1,17 @@
-"""Parts of a batch: what is found while samples that are far fainter are missing."""
+"""Parts of a batch: what can be read while much fainter samples are missing."""
 
 import torch
-from torch import nn
 
 from spear.factors import factorise
 from spear.judge.selection import select_part
 from spear.search.watch import Watch
-from support.planted import plant, pool_of, true_directions
+from support.planted import plant, pool_of, true_directions, weighed
 
 
 def part_of_a_batch(faint, found=4):
     """Six samples, the last two this much fainter; a pool with some of the others' directions."""
     weights = torch.tensor([1.0, 1.0, 1.0, 1.0, faint, faint])
-
-    def loss(outputs, targets):
-        return (nn.functional.cross_entropy(outputs, targets, reduction="none") * weights).sum()
-
-    planted = plant(6, m=150, n=80, loss=loss)
+    planted = plant(6, m=150, n=80, loss=weighed(weights, total=True))
     factors = factorise(planted.view)
     pool = pool_of(factors, *true_directions(planted, factors))
     return planted, factors, pool.pick(list(range(found)))

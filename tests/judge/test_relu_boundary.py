@@ -1,4 +1,4 @@
-"""Which side of its threshold a hidden neuron is on, step by step of a training that is repeated."""
+"""Which side of its threshold a hidden neuron is on, in each step of a repeated training."""
 
 import torch
 

@@ -7,27 +7,30 @@ from torch import nn
 import spear
 from spear.federated import fedsgd
 from spear.judge.replay import Fit, LossKind, Replay, compares_numbers, fit_losses
-from support.planted import Planted, fit_of, gaussian, net, plant, recovered, seeded, with_model
+from support.planted import (
+    Planted,
+    fit_of,
+    gaussian,
+    labels,
+    net,
+    plant,
+    recovered,
+    seeded,
+    with_model,
+)
 
 cross_entropy = nn.functional.cross_entropy
-SEEDS = pytest.mark.parametrize("seed", range(2))
 
 
-def found_for(loss, targets, seed, outputs=10, **options):
-    x = gaussian(5, 60, seed)
-    model = net(60, outputs, seed=seed, **options)
+def found_for(loss, targets, outputs=10, **options):
+    x, model = gaussian(5, 60), net(60, outputs, **options)
     planted = Planted(model, x, targets, fedsgd(model, x, targets, loss))
     return planted, recovered(planted)
 
 
-def labels(seed, classes=10):
-    return torch.randint(classes, (5,), generator=seeded(seed))
-
-
-@SEEDS
-def test_cross_entropy_is_tried_first_if_nothing_was_told(seed):
-    y = labels(seed)
-    _, found = found_for(cross_entropy, y, seed)
+def test_cross_entropy_is_tried_first_if_nothing_was_told():
+    y = labels(5)
+    _, found = found_for(cross_entropy, y)
     fit = fit_of(found)
     assert (fit.loss, fit.told, fit.agrees) == (LossKind.CROSS_ENTROPY, False, True)
     assert torch.equal(fit.labels, y)
@@ -35,46 +38,42 @@ def test_cross_entropy_is_tried_first_if_nothing_was_told(seed):
     assert fit.dimensions == 9
 
 
-@SEEDS
-def test_the_loss_that_was_told_comes_first(seed):
-    y = labels(seed)
+def test_the_loss_that_was_told_comes_first():
+    y = labels(5)
     loss = nn.CrossEntropyLoss(weight=torch.linspace(0.5, 2, 10))
-    _, found = found_for(loss, y, seed)
+    _, found = found_for(loss, y)
     fit = fit_of(found, loss)
     assert (fit.loss, fit.told, fit.agrees) == (LossKind.TOLD, True, True)
     # Class weights are divided out: these are single samples.
     assert torch.allclose(fit.weights, torch.ones(5, dtype=torch.float64), atol=1e-4)
 
 
-@SEEDS
-def test_a_loss_that_was_told_wrongly_gives_way(seed):
-    y = labels(seed)
-    _, found = found_for(cross_entropy, y, seed)
+def test_a_loss_that_was_told_wrongly_gives_way():
+    y = labels(5)
+    _, found = found_for(cross_entropy, y)
     fit = fit_of(found, nn.MultiMarginLoss())
     assert (fit.loss, fit.told) == (LossKind.CROSS_ENTROPY, False)
     assert torch.equal(fit.labels, y)
 
 
-@SEEDS
 @pytest.mark.parametrize("kind", ["smoothed", "mixed"])
-def test_soft_labels_are_recognised_and_give_weights(seed, kind):
-    hard = nn.functional.one_hot(labels(seed), 10).float()
+def test_soft_labels_are_recognised_and_give_weights(kind):
+    hard = nn.functional.one_hot(labels(5), 10).float()
     targets = 0.9 * hard + 0.01 if kind == "smoothed" else 0.7 * hard + 0.3 * hard.roll(1, 0)
-    _, found = found_for(cross_entropy, targets, seed)
+    _, found = found_for(cross_entropy, targets)
     fit = fit_of(found)
     assert fit.loss is LossKind.SOFT_LABELS
     assert fit.labels is None
     assert bool(((fit.weights - 1).abs() <= fit.weight_error).all())
     assert fit.agrees
-    outputs = net(60, 10, seed=seed)(gaussian(5, 60, seed))
+    outputs = net(60, 10)(gaussian(5, 60))
     assert torch.allclose(fit.slopes.float() * 5, outputs.softmax(1) - targets, atol=1e-3)
 
 
-@SEEDS
-def test_soft_labels_of_a_sample_that_is_there_twice_weigh_two(seed):
-    targets = 0.9 * nn.functional.one_hot(labels(seed), 10).float() + 0.01
-    x = gaussian(5, 60, seed)
-    model = net(60, 10, seed=seed)
+def test_soft_labels_of_a_sample_that_is_there_twice_weigh_two():
+    targets = 0.9 * nn.functional.one_hot(labels(5), 10).float() + 0.01
+    x = gaussian(5, 60)
+    model = net(60, 10)
     gradients = fedsgd(
         model, torch.cat([x, x[:1]]), torch.cat([targets, targets[:1]]), cross_entropy
     )
@@ -83,13 +82,12 @@ def test_soft_labels_of_a_sample_that_is_there_twice_weigh_two(seed):
     assert relative.tolist() == pytest.approx([2, 1, 1, 1, 1], rel=1e-3)
 
 
-@SEEDS
 @pytest.mark.parametrize("loss", [nn.MSELoss(), nn.BCEWithLogitsLoss()])
 @pytest.mark.parametrize("told", [True, False])
-def test_free_targets_are_solved_for(seed, loss, told):
-    targets = gaussian(5, 10, seed + 100)
+def test_free_targets_are_solved_for(loss, told):
+    targets = gaussian(5, 10, 100)
     targets = targets if isinstance(loss, nn.MSELoss) else (targets > 0).float()
-    planted, found = found_for(loss, targets, seed)
+    planted, found = found_for(loss, targets)
     fit = fit_of(found, loss if told else None)
     assert (fit.told, fit.labels, fit.agrees, fit.dimensions) == (told, None, True, 10)
     if isinstance(loss, nn.MSELoss):
@@ -104,15 +102,14 @@ def test_free_targets_are_solved_for(seed, loss, told):
 
 
 def test_too_many_outputs_say_nothing():
-    _, found = found_for(nn.MSELoss(), gaussian(5, 40, 100), 0, outputs=40, width=90)
+    _, found = found_for(nn.MSELoss(), gaussian(5, 40, 100), outputs=40, width=90)
     replay = Replay.prepare(found, None, torch.full((5,), 1e-6))
     assert replay.with_free_targets(LossKind.ANY, False) is None
 
 
-@SEEDS
-def test_another_network_explains_nothing(seed):
-    _, found = found_for(cross_entropy, labels(seed), seed)
-    other = net(60, 10, seed=seed + 50)
+def test_another_network_explains_nothing():
+    _, found = found_for(cross_entropy, labels(5))
+    other = net(60, 10, seed=50)
     fit = fit_losses(with_model(found, other), None, generator=seeded(0))
     assert isinstance(fit, Fit)
     assert not fit.usable
@@ -120,7 +117,7 @@ def test_another_network_explains_nothing(seed):
 
 
 def test_a_network_that_cannot_be_run_is_told():
-    planted, found = found_for(cross_entropy, labels(0), 0)
+    planted, found = found_for(cross_entropy, labels(5))
     broken = nn.Sequential(planted.model[0], nn.ReLU(), nn.Linear(7, 3))
     declined = fit_losses(with_model(found, broken), None, generator=seeded(0))
     assert "failed" in declined.reason
@@ -128,8 +125,8 @@ def test_a_network_that_cannot_be_run_is_told():
 
 @pytest.mark.parametrize("part", ["2.weight", "2.bias"])
 def test_a_later_layer_that_disagrees_is_named(part):
-    y = labels(0)
-    planted, _ = found_for(cross_entropy, y, 0)
+    y = labels(5)
+    planted, _ = found_for(cross_entropy, y)
     altered = {**planted.gradients, part: 1.001 * planted.gradients[part]}
     fit = fit_of(recovered(planted, view=spear.observe(planted.model, altered)))
     assert not fit.agrees
@@ -138,28 +135,25 @@ def test_a_later_layer_that_disagrees_is_named(part):
     assert any(name in words and "1.0e-03" in words for words in fit.disagreements)
 
 
-@pytest.mark.parametrize(
-    ("outputs", "dimensions"),
-    [(1, 1), (2, 1), (3, 2)],
-)
+@pytest.mark.parametrize(("outputs", "dimensions"), [(1, 1), (2, 1), (3, 2)])
 def test_dimensions_of_gradients_within_a_cell(outputs, dimensions):
-    y = labels(0, max(2, outputs))
+    y = labels(5, max(2, outputs))
     targets = y[:, None].float() if outputs == 1 else y
     loss = nn.BCEWithLogitsLoss() if outputs == 1 else cross_entropy
-    _, found = found_for(loss, targets, 0, outputs=outputs)
+    _, found = found_for(loss, targets, outputs=outputs)
     assert fit_of(found).dimensions == dimensions
 
 
 def test_a_narrow_neck_behind_the_layer_leaves_one_dimension():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(60, 120), nn.ReLU(), nn.Linear(120, 1), nn.Linear(1, 10))
-    x, y = gaussian(5, 60, 0), labels(0)
+    x, y = gaussian(5, 60), labels(5)
     found = recovered(Planted(model, x, y, fedsgd(model, x, y)))
     assert fit_of(found).dimensions == 1
 
 
 def test_another_scale_is_as_far_off_as_its_gradient():
-    planted, found = found_for(cross_entropy, labels(0), 0)
+    planted, found = found_for(cross_entropy, labels(5))
     fit = fit_of(found)
     ones = torch.ones(5, dtype=torch.float64)
     assert bool((fit.off_at(ones) <= 1).all())
@@ -195,36 +189,13 @@ class _Once(torch.autograd.Function):
         return gradient.clone()
 
 
-class _NoSecond(torch.autograd.Function):
-    """The identity, whose gradient has no derivative."""
-
-    @staticmethod
-    def forward(context, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        return _Refuses.apply(gradient)
-
-
-class _Refuses(torch.autograd.Function):
-    @staticmethod
-    def forward(context, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        raise NotImplementedError("the second derivative")
-
-
-@pytest.mark.parametrize("identity", [_Once, _NoSecond])
-def test_labels_are_found_without_a_second_derivative(identity):
+def test_labels_are_found_without_a_second_derivative():
     planted = plant(5, m=90, n=50)
     found = recovered(planted)
     replay = Replay.prepare(found, None, torch.full((5,), 1e-6))
     expected, near = replay.nearest_labels(replay.Z)
     network = replay.network
-    replay.network = lambda z: network(identity.apply(z))
+    replay.network = lambda z: network(_Once.apply(z))
     assert replay._likeliest(replay.Z, replay.D).tolist() == [0] * 5  # nothing is known
     found_labels, distance = replay.nearest_labels(replay.Z)
     assert torch.equal(found_labels, expected)

@@ -1,4 +1,4 @@
-"""From the evidence to a verdict, where the evidence is made to lie on either side of a decision."""
+"""From evidence to a verdict, with evidence on either side of each decision."""
 
 import dataclasses
 

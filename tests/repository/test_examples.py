@@ -12,6 +12,7 @@ pytest.importorskip("skimage", reason="needs the cli extra")
 
 import spear
 from spear.inversion import Outcome
+from support.command_line import in_this_process
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -32,11 +33,9 @@ def run(folder, *words):
 def test_an_update_of_ones_own(tmp_path):
     made = run(tmp_path, EXAMPLES / "own_update.py")
     assert made.returncode == 0, made.stderr
-    words = (
-        "-m spear invert --weights before.safetensors --update grads.safetensors --shape 3x32x32 "
-    )
+    words = "invert --weights before.safetensors --update grads.safetensors --shape 3x32x32 "
     words += "--mean 0.5 --std 0.25 --truth batch.safetensors --report report.html --json r.json"
-    done = run(tmp_path, *words.split())
+    done = in_this_process(*words.split(), cwd=tmp_path)
     assert done.returncode == 20, done.stderr
     finding = spear.load(tmp_path / "r.json").findings[0]
     assert len(finding.truth.psnr) == 16

@@ -1,4 +1,4 @@
-"""The sign half: chances, balance, regression, and who is trusted, on batches known in both halves."""
+"""The sign half of the search, on batches whose directions and samples are both known."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ from spear.search.dual import (
     read_samples,
 )
 from spear.search.kernels import unit
-from support.planted import plant, truth, uncentred
+from support.planted import gaussian, plant, seeded, truth, uncentred
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.float64])
@@ -71,7 +71,7 @@ def test_after_training_signs_are_taken_halfway_and_asked_to_agree_less():
     W = (layer.weight.detach() + after["0.weight"]) / 2
     bias = (layer.bias.detach() + after["0.bias"]) / 2
     # z of x = c U^T dL/dW, for c with c . h = 1
-    c = torch.randn(7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    c = torch.randn(7, 4, generator=seeded(0), dtype=torch.float64)
     c = c / (c @ whole.h)[:, None]
     x = factors.combine(c)
     assert torch.allclose(whole.H @ c.T, ((x @ W.T + bias).T)[live], atol=1e-9)
@@ -81,35 +81,6 @@ def test_after_training_signs_are_taken_halfway_and_asked_to_agree_less():
 
 
 # How likely a row is off
-
-
-def test_rows_that_are_mostly_off_are_known_beforehand(off_centre):
-    chance, share = chance_off(off_centre.whole), off_centre.off.double().mean(1)
-    assert float(torch.corrcoef(torch.stack([chance, share]))[0, 1]) > 0.85
-
-
-def test_centred_rows_are_all_worth_the_same(known):
-    chance = chance_off(known.whole)
-    assert float((chance - 0.5).abs().max()) < 0.25
-
-
-def expected_chance(whole):
-    """Phi(-shrunk offset), the spread by an orthonormal basis of what is orthogonal to h."""
-    r = whole.missing
-    Q = torch.linalg.qr(torch.cat([whole.h[:, None], torch.eye(r).double()], 1)).Q[:, 1:r]
-    length = float(whole.h.norm())
-    mean = whole.H @ whole.h / length**2
-    spread = (whole.H @ Q).norm(dim=1) / length
-    offset = mean / spread
-    excess = r * float(((offset - offset.mean()) ** 2).sum()) / (len(offset) - 1)
-    shrink = max(0.0, 1 - 2 / excess)
-    return torch.from_numpy(norm.cdf(-(offset * shrink).numpy())), shrink
-
-
-def test_the_chance_of_a_row_is_that_of_samples_spread_around_the_mean(off_centre):
-    expected, shrink = expected_chance(off_centre.whole)
-    assert 0.5 < shrink < 1
-    assert torch.allclose(chance_off(off_centre.whole), expected, atol=1e-9)
 
 
 def flat(offsets, r=3):
@@ -208,7 +179,7 @@ def test_signs_follow_from_a_direction(known):
 
 def test_signs_are_a_ridge_regression_towards_the_direction(off_centre):
     even = balance(off_centre.whole)
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     q = unit(torch.randn(16, 3, generator=generator, dtype=torch.float64), 0)
     activity = torch.rand(len(even.H), 3, generator=generator, dtype=torch.float64)
     z = SignRegression(even, torch.float64, ridge=0.7).read(q, activity)
@@ -222,49 +193,36 @@ def test_signs_are_a_ridge_regression_towards_the_direction(off_centre):
         assert torch.allclose(z[:, i], expected, atol=1e-9)
     one = SignRegression(even, torch.float64).read(q, activity)
     assert torch.allclose(one, SignRegression(even, torch.float64, ridge=1.5).read(q, activity))
-    assert (
-        SignRegression(even, torch.float32).read(q.float(), activity.float()).dtype == torch.float32
-    )
+    single = SignRegression(even, torch.float32).read(q.float(), activity.float())
+    assert single.dtype == torch.float32
     nothing = SignRegression(even, torch.float64).read(0 * q, torch.ones_like(activity))
     assert bool(nothing.isfinite().all())
 
 
-@pytest.mark.parametrize("found", [1, 6, 12, 15])
+@pytest.mark.parametrize("found", [1, 6, 15, 16])
 def test_samples_are_read_from_their_pattern_alone(known, found):
     c, share = read_samples(known.whole, known.q[:found], known.off[:, :found].T)
     cosine = (unit(c) * unit(known.C[:found])).sum(1)
-    assert float(cosine.abs().min()) > 0.9
-    assert float(share.min()) > SIGN_AGREEMENT
+    assert float(cosine.abs().min()) > (0.9 if found < 16 else 1 - 1e-6)
+    assert float(share.min()) > (SIGN_AGREEMENT if found < 16 else 0.99)
     assert torch.allclose((c * known.q[:found]).sum(1), torch.ones(found, dtype=c.dtype))
-
-
-def test_with_all_samples_the_reading_is_exact(known):
-    c, share = read_samples(known.whole, known.q, known.off.T)
-    exact = unit(known.C) * torch.sign((c * known.C).sum(1, keepdim=True))
-    assert torch.allclose(unit(c), exact, atol=1e-4)
-    assert float(share.min()) > 0.99
 
 
 def test_nothing_is_read_from_nothing(known):
     c, share = read_samples(known.whole, known.q[:0], known.off[:, :0].T)
-    assert c.shape == (0, 16)
-    assert share.shape == (0,)
+    assert (c.shape, share.shape) == ((0, 16), (0,))
 
 
 # Which directions are samples, and which are mixes of them
 
 
-def mix(answer, i, j):
-    return unit(answer.q[i] + answer.q[j]), answer.off[:, i] & answer.off[:, j]
-
-
 def with_mixes(answer, found, pairs):
-    q, off = [*answer.q[:found]], [*answer.off[:, :found].T]
-    for i, j in pairs:
-        vector, zeros = mix(answer, i, j)
-        q.append(vector)
-        off.append(zeros)
-    return torch.stack(q), torch.stack(off)
+    """Some samples, and mixes of two."""
+    q, off = answer.q, answer.off.T
+    mixes = [unit(q[i] + q[j]) for i, j in pairs]
+    return torch.stack([*q[:found], *mixes]), torch.stack(
+        [*off[:found], *(off[i] & off[j] for i, j in pairs)]
+    )
 
 
 def test_mixes_of_samples_have_no_signs_that_fit(known):
@@ -284,15 +242,7 @@ def test_every_direction_has_the_whole_space_to_agree_in(centred):
     assert math.isclose(float(together.max()), 1, abs_tol=0.02)
 
 
-def test_a_mix_is_not_trusted(known):
-    q, off = known.q[:9].clone(), known.off[:, :9].T.clone()
-    q[8], off[8] = unit(known.q[14] + known.q[15]), known.off[:, 14] & known.off[:, 15]
-    kept, c = consistent_samples(known.whole, q, off)
-    assert torch.equal(kept, q[:8])
-    assert c.shape == (8, 16)
-
-
-@pytest.mark.parametrize("pairs", [[(12, 13), (14, 15)], [(8, 9), (10, 11), (12, 13), (14, 15)]])
+@pytest.mark.parametrize("pairs", [[(14, 15)], [(8, 9), (10, 11), (12, 13), (14, 15)]])
 def test_several_mixes_are_dropped_and_no_sample_with_them(centred, pairs):
     q, off = with_mixes(centred, 7, pairs)
     kept, c = consistent_samples(centred.whole, q, off)
@@ -304,7 +254,7 @@ def test_several_mixes_are_dropped_and_no_sample_with_them(centred, pairs):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_a_mix_does_not_take_the_samples_with_it_that_it_spoils(centred, count):
-    """Of a sample that is found and one that is not: the reading of the first is off by the other."""
+    """A mix of a known and an unknown sample: the unknown one spoils the reading of the known one."""
     q, off = with_mixes(centred, 8, [(i, 11 + i) for i in range(count)])
     _, share = read_samples(centred.whole, q, off)
     assert bool((share[:count] < SIGN_AGREEMENT).all())
@@ -336,8 +286,8 @@ def test_how_much_signs_must_agree_is_up_to_the_caller(centred):
 
 
 def test_where_nothing_agrees_nothing_is_trusted(centred):
-    generator = torch.Generator().manual_seed(0)
-    q = unit(torch.randn(4, 16, generator=generator, dtype=torch.float64))
+    generator = seeded(0)
+    q = unit(gaussian(4, 16).double())
     off = torch.rand(4, centred.off.shape[0], generator=generator) < 0.5
     kept, c = consistent_samples(centred.whole, q, off)
     assert kept.shape == c.shape == (0, 16)

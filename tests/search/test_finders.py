@@ -1,4 +1,4 @@
-"""What every finder must do, ours, the paper's and a user's own alike. A new one goes into FINDERS."""
+"""What every finder must do: ours, the paper's and a user's own. Add a new one to FINDERS."""
 
 import itertools
 import random
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import spear
-from spear import CascadeFinder, Outcome, Proof, SamplingFinder, theory
+from spear import CascadeFinder, InvalidOption, Outcome, Proof, SamplingFinder, theory
 from spear.experiments.common.searching import PlainFinder
 from spear.factors import factorise
 from spear.inversion import FINDERS as BY_NAME
@@ -21,7 +21,7 @@ from support.planted import plant, seeded, truth, worst_error
 
 @dataclass(frozen=True)
 class OneByOne:
-    """A user's own, as docs/extending.md writes it: kernels of random submatrices, one by one."""
+    """A user's finder, as in docs/extending.md: kernels of random submatrices, one by one."""
 
     max_samples: int = 5_000
 
@@ -46,7 +46,6 @@ class OneByOne:
 FINDERS = {
     "cascade": "cascade",
     "sampling": "sampling",
-    "CascadeFinder": CascadeFinder(starts=4, steps=60, patience=3, max_samples=5_000),
     "SamplingFinder": SamplingFinder(adaptive=False, independent=True, at_once=500),
     "PlainFinder": PlainFinder(at_once=500),
     "OneByOne": OneByOne(),
@@ -84,8 +83,15 @@ def pools_until_complete(finder, factors, seed=0):
 # The batch comes back
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("b", "m", "seed"), [(1, 30, 0), (2, 40, 1), (3, 60, 2), (6, 90, 3)])
+@pytest.mark.parametrize(
+    ("b", "m", "seed", "dtype"),
+    [
+        (1, 30, 0, torch.float32),
+        (2, 40, 1, torch.float64),
+        (3, 60, 2, torch.float32),
+        (6, 90, 3, torch.float32),
+    ],
+)
 def test_the_planted_batch_comes_back(finder, b, m, dtype, seed):
     planted = plant(b, m=m, dtype=dtype, seed=seed)
     result = spear.invert(planted.view, model=planted.model, finder=finder, max_seconds=20)
@@ -145,7 +151,7 @@ def test_directions_are_unit_kernels_of_their_zeros(name, layer):
 
 
 def lasting(pool):
-    """Directions that later pools have, too: those with zeros to spare; all, if nobody looked."""
+    """Directions that later pools must keep: those with zeros to spare, or all if nobody looked."""
     looked = bool((pool.redundancy > 0).any())
     return pool.pick((pool.redundancy == 2).nonzero().flatten().tolist()) if looked else pool
 
@@ -154,7 +160,7 @@ def lasting(pool):
 # OneByOne has nothing to show until it has them all.
 SLOWLY = {
     "cascade": ("cascade", 20, 70),
-    "CascadeFinder": (FINDERS["CascadeFinder"], 20, 70),
+    "CascadeFinder": (CascadeFinder(starts=4, steps=60, patience=3), 20, 70),
     "SamplingFinder": (SamplingFinder(at_once=4, max_samples=3_000), 5, 50),
     "PlainFinder": (PlainFinder(at_once=4, max_samples=500), 5, 50),
 }
@@ -340,3 +346,22 @@ def test_a_name_is_the_finder_with_its_usual_options(finder):
     planted = plant(5, m=60)
     by_name = spear.invert(planted.view, finder=finder)
     assert bits(by_name) == bits(spear.invert(planted.view, finder=BY_NAME[finder]()))
+
+
+@pytest.mark.parametrize(
+    ("finder", "options"),
+    [
+        (CascadeFinder, {"starts": 0}),
+        (CascadeFinder, {"steps": 0}),
+        (CascadeFinder, {"patience": 0}),
+        (CascadeFinder, {"max_samples": -1}),
+        (SamplingFinder, {"max_samples": 0}),
+        (SamplingFinder, {"false_rejection": 0.0}),
+        (SamplingFinder, {"threshold": 1.0}),
+        (SamplingFinder, {"stop_match": 1.5}),
+        (SamplingFinder, {"rows": 0}),
+    ],
+)
+def test_options_are_checked(finder, options):
+    with pytest.raises(InvalidOption, match="expected"):
+        finder(**options)

@@ -1,4 +1,4 @@
-"""Noisy updates: pictures as good as knowing every output gradient, and never called exact."""
+"""Noisy updates: recovered as well as if every output gradient were known, and never called exact."""
 
 import pytest
 import torch
@@ -17,31 +17,23 @@ from spear.search.kernels import unit
 from spear.search.noisy import NoiseUnits, refine_each, refine_jointly
 from spear.search.starts import search_from_starts
 from spear.update.layers import network_after, soften
-from support.planted import bare, plant, real_batch, worst_error
+from support.planted import bare, plant, real_batch, seeded, weighed, with_noise, worst_error
 
 
 def noisy_update(root, sigma, clip, seed):
     """A view of noisy gradients, the model, the truth, and the true output gradient behind it."""
     images, model, x, y = real_batch(root, seed=seed)
     factors = torch.ones(len(x)) if clip is None else clipping_factors(model, x, y, clip)
-
-    def loss(outputs, targets):
-        return (nn.functional.cross_entropy(outputs, targets, reduction="none") * factors).mean()
-
-    generator = torch.Generator().manual_seed(seed + 1_000_000)
-    noisy = {
-        name: g + sigma * torch.randn(g.shape, generator=generator)
-        for name, g in fedsgd(model, x, y, loss).items()
-    }
+    noisy = add_noise(fedsgd(model, x, y, weighed(factors)), sigma, seeded(seed + 1_000_000))
     D = output_gradient(model, x, y, layer="0").double() * factors
     return images, model, x, y, spear.observe(model, noisy), D
 
 
-@pytest.mark.parametrize("clip", [None, 2.0])
-@pytest.mark.parametrize(("sigma", "within"), [(1e-5, 1.5), (5e-5, 1.5), (1e-4, 3.0)])
-@pytest.mark.parametrize("seed", range(2))
-def test_as_good_as_knowing_the_output_gradient(sigma, within, clip, seed, data_root):
-    images, model, x, y, view, D = noisy_update(data_root, sigma, clip, 40 + seed)
+@pytest.mark.parametrize(
+    ("sigma", "within", "clip"), [(1e-5, 1.5, 2.0), (5e-5, 1.5, None), (1e-4, 3.0, 2.0)]
+)
+def test_as_good_as_knowing_the_output_gradient(sigma, within, clip, data_root):
+    images, model, x, y, view, D = noisy_update(data_root, sigma, clip, 40)
     result = spear.invert(view, model=model)
     pixels = images.to_pixels
     found = score(pixels(result.inputs), pixels(x))
@@ -51,12 +43,14 @@ def test_as_good_as_knowing_the_output_gradient(sigma, within, clip, seed, data_
     assert not result.certified.any()
     assert result.approximate.all()
     assert "noise" in result.reason
+    if (sigma, clip) == (1e-5, 2.0):
+        assert "clipping by their norm" in result.reason
     assert best.mean - found.mean < within
     assert int((result.labels == y[found.truth]).sum()) >= 18
 
 
 def test_without_the_model_the_scale_hangs_on_the_bias_gradient(data_root):
-    """One number with the noise of a pixel: three decibels, which only the model can give back."""
+    """The scale is as noisy as a pixel, which costs three decibels that only the model wins back."""
     images, _, x, _, view, D = noisy_update(data_root, 1e-5, None, 42)
     result = spear.invert(bare(view))
     found = score(images.to_pixels(result.inputs), images.to_pixels(x))
@@ -66,11 +60,6 @@ def test_without_the_model_the_scale_hangs_on_the_bias_gradient(data_root):
     own = result.inputs.double()
     right = own * ((own * truth).sum(1) / own.square().sum(1))[:, None]
     assert best.mean - score(images.to_pixels(right), images.to_pixels(x)).mean < 0.3
-
-
-def test_clipping_is_recognised_from_the_weights(data_root):
-    _, model, _, _, view, _ = noisy_update(data_root, 1e-5, 2.0, 43)
-    assert "clipping by their norm" in spear.invert(view, model=model).explanation
 
 
 def test_noise_is_one_in_quiet_coordinates(data_root):
@@ -86,7 +75,7 @@ def test_guesses_are_polished_to_the_noise(data_root):
     *_, view, D = noisy_update(data_root, 1e-4, None, 45)
     factors = factorise(view)
     units, residual = NoiseUnits.of(factors), balance(dual_problem(factors))
-    guesses = search_from_starts(residual, 160, 80, torch.Generator().manual_seed(0))
+    guesses = search_from_starts(residual, 160, 80, seeded(0))
     p, off = refine_each(units, residual, *guesses, by_sign=False)
     true = torch.linalg.lstsq(units.basis, D[factors.live_rows]).solution
     cos = (p.T @ (true / true.norm(dim=0))).abs()
@@ -113,25 +102,11 @@ def test_rescaling_says_why_it_cannot(data_root):
     assert rescale(factors, None, nn.functional.mse_loss).reason == "the loss has no labels"
 
 
-def test_pure_noise_holds_no_sample():
-    generator = torch.Generator().manual_seed(0)
-    view = spear.LayerUpdate(
-        weight=torch.randn(60, 200, generator=generator),
-        bias=torch.zeros(60),
-        weight_grad=torch.randn(60, 200, generator=generator),
-        bias_grad=torch.randn(60, generator=generator),
-    )
-    result = spear.invert(view)
-    assert (result.outcome, len(result.inputs)) == (Outcome.FAILED, 0)
-    assert "noise" in result.reason
-
-
 @pytest.mark.parametrize("sigma", [1e-10, 1e-8])
-@pytest.mark.parametrize("seed", range(3))
-def test_neurons_that_no_sample_switched_on_are_known_for_that_under_noise(sigma, seed):
+def test_neurons_that_no_sample_switched_on_are_known_for_that_under_noise(sigma):
     """Inputs in [0, 1] leave many neurons off; noise makes their rows look alive."""
-    generator = torch.Generator().manual_seed(seed)
-    planted = plant(8, m=100, depth=4, seed=seed, inputs=torch.rand(8, 300, generator=generator))
+    generator = seeded(0)
+    planted = plant(8, m=100, depth=4, inputs=torch.rand(8, 300, generator=generator))
     noisy = add_noise(planted.gradients, sigma, generator)
     clean = factorise(planted.view)
     dead = int((~clean.live_rows).sum())
@@ -158,8 +133,7 @@ def test_noisy_regressions_keep_the_scale_of_the_bias_gradient():
     planted = plant(4, m=120, n=150)
     loss = nn.functional.mse_loss
     gradients = fedsgd(planted.model, planted.inputs, torch.randn(4, 10), loss)
-    sigma = 2e-2 * float(gradients["0.weight"].square().mean().sqrt())
-    noisy = add_noise(gradients, sigma, torch.Generator().manual_seed(7))
+    noisy = with_noise(gradients, 2e-2)
     view = spear.observe(planted.model, noisy)
     result = spear.invert(view, model=planted.model, loss=loss)
     assert result.outcome is Outcome.APPROXIMATE
@@ -168,10 +142,9 @@ def test_noisy_regressions_keep_the_scale_of_the_bias_gradient():
 
 
 def test_hidden_layers_are_rescaled_without_the_rule_of_clipping():
-    """Clipping goes by the norm of all layers, of which those before this one are not known."""
+    """Clipping depends on the norm over all layers, and those before this one are unknown."""
     planted = plant(4, m=100, n=100, depth=4)
-    sigma = 5e-3 * float(planted.gradients["2.weight"].square().mean().sqrt())
-    noisy = add_noise(planted.gradients, sigma, torch.Generator().manual_seed(7))
+    noisy = with_noise(planted.gradients, 5e-3, like="2.weight")
     view = spear.observe(planted.model, noisy, layer="2")
     result = spear.invert(view, model=planted.model)
     hidden = planted.model[:2](planted.inputs).detach()
@@ -184,14 +157,8 @@ def test_hidden_layers_are_rescaled_without_the_rule_of_clipping():
 
 def test_weights_that_follow_no_rule_are_told():
     weights = torch.tensor([1.0, 3.0, 0.5, 2.0, 0.7])
-
-    def loss(outputs, targets):
-        each = nn.functional.cross_entropy(outputs, targets, reduction="none")
-        return (each * weights).sum()
-
-    planted = plant(5, m=150, n=300, loss=loss)
-    sigma = 1e-2 * float(planted.gradients["0.weight"].square().mean().sqrt())
-    noisy = add_noise(planted.gradients, sigma, torch.Generator().manual_seed(7))
+    planted = plant(5, m=150, n=300, loss=weighed(weights, total=True))
+    noisy = with_noise(planted.gradients, 1e-2)
     result = spear.invert(spear.observe(planted.model, noisy), model=planted.model)
     assert "follow no rule that is known" in result.explanation
     near = torch.cdist(result.inputs, planted.inputs).min(1)
@@ -209,10 +176,9 @@ def test_no_guesses_are_polished_to_none(data_root):
 
 
 def test_estimates_that_run_together_stay_as_they_were():
-    """Two of the guesses are one sample: a sweep would make them equal, and the inverse singular."""
+    """Two guesses are the same sample: a sweep would make them equal and the inverse singular."""
     planted = plant(4, m=120, n=150)
-    sigma = 1e-2 * float(planted.gradients["0.weight"].square().mean().sqrt())
-    noisy = add_noise(planted.gradients, sigma, torch.Generator().manual_seed(7))
+    noisy = with_noise(planted.gradients, 1e-2)
     factors = factorise(spear.observe(planted.model, noisy))
     whole, units = dual_problem(factors), NoiseUnits.of(factors)
     R = factors.combine(torch.diag(1 / factors.singular_values))

@@ -7,15 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import torch
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
@@ -68,10 +60,7 @@ def client_app(
         inputs, labels = private(context.node_id)
         lr = msg.content.config_records["config"].get("lr", 0.05)
         told = {"num-examples": len(inputs), "train_loss": 1.0, **(metrics or {})}
-        content = {
-            "arrays": reply(local, inputs, labels, lr),
-            "metrics": MetricRecord(told),
-        }
+        content = {"arrays": reply(local, inputs, labels, lr), "metrics": MetricRecord(told)}
         return Message(RecordDict(content), reply_to=msg)
 
     @app.evaluate()

@@ -1,4 +1,4 @@
-"""What an inversion came to, held against the truth, and what it must leave alone."""
+"""Compare an inversion with the truth, and check what it must leave alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spear import Outcome
 
 
 def bits(result: spear.Inversion) -> tuple[object, ...]:
-    """All that an inversion says but for seconds."""
+    """All that an inversion says, except times."""
     labels = None if result.labels is None else result.labels.tolist()
     return (
         result.outcome,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 import spear
 from spear import data
-from spear.factors import Factors, factorise
+from spear.factors import Factors, Side, factorise
 from spear.federated import fedsgd, mlp
+from spear.federated.defences import add_noise
 from spear.judge.layer import Recovered
 from spear.judge.replay import Fit, fit_losses
 from spear.judge.selection import Selection, _Matching
@@ -65,6 +67,14 @@ def bare(view: spear.LayerUpdate) -> spear.LayerUpdate:
         relu=view.relu,
         protocol=view.protocol,
     )
+
+
+def with_noise(
+    gradients: dict[str, Tensor], share: float, *, like: str = "0.weight", seed: int = 7
+) -> dict[str, Tensor]:
+    """Gaussian noise on every gradient: a share of the usual entry of one of them."""
+    sigma = share * float(gradients[like].square().mean().sqrt())
+    return add_noise(gradients, sigma, seeded(seed))
 
 
 def uncentred(b: int = 16, m: int = 200, n: int = 120, seed: int = 0) -> Planted:
@@ -121,12 +131,7 @@ def truth(planted: Planted) -> Truth:
 
 
 def low_rank(
-    m: int,
-    n: int,
-    b: int,
-    seed: int = 0,
-    decay: float = 0.0,
-    dtype: torch.dtype = torch.float64,
+    m: int, n: int, b: int, seed: int = 0, decay: float = 0.0, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
     """D (m, b), half of it zeros and each sample fainter than the one before, and X (b, n)."""
     generator = seeded(seed)
@@ -155,7 +160,7 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def gaussian(b: int, n: int, seed: int) -> Tensor:
+def gaussian(b: int, n: int, seed: int = 0) -> Tensor:
     return torch.randn(b, n, generator=seeded(seed))
 
 
@@ -170,6 +175,28 @@ def net(
     return model
 
 
+def module(forward: Callable[..., Tensor], **layers: nn.Module | Tensor) -> nn.Module:
+    """A module with these layers and this forward pass."""
+    made = type("Made", (nn.Module,), {"forward": forward})()
+    for name, layer in layers.items():
+        if isinstance(layer, nn.Module):
+            setattr(made, name, layer)
+        else:
+            made.register_buffer(name, layer)
+    return made
+
+
+def labels(b: int, classes: int = 10, seed: int = 0) -> Tensor:
+    return torch.randint(classes, (b,), generator=seeded(seed))
+
+
+def client(
+    b: int = 5, n: int = 60, outputs: int = 10, seed: int = 0, **options
+) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """A network at its initialisation, Gaussian inputs and labels."""
+    return net(n, outputs, seed=seed, **options), gaussian(b, n, seed), labels(b, outputs, seed)
+
+
 def small_batch(
     b: int = 6, n: int = 30, m: int = 50, classes: int = 5, seed: int = 0, depth: int = 3
 ) -> tuple[nn.Module, Tensor, Tensor]:
@@ -180,13 +207,25 @@ def small_batch(
     return mlp(n, classes, width=m, depth=depth, seed=seed), x, y
 
 
-def real_batch(root, name="tiny_imagenet", b=20, m=200, seed=0, depth=6, among=None):
+def real_batch(
+    root, name="tiny_imagenet", b=20, m=200, seed=0, *, depth=6, among=None, normalise=True
+):
     """Images, a model at initialisation and a batch of real images with labels."""
     images = getattr(data, name)(root)
     pool = torch.arange(len(images)) if among is None else among(images)
     order = torch.randperm(len(pool), generator=seeded(seed))
-    x, y = images.batch(pool[order[:b]].tolist())
+    x, y = images.batch(pool[order[:b]].tolist(), normalise=normalise)
     return images, mlp(x.shape[1], images.classes, width=m, depth=depth, seed=seed), x, y
+
+
+def weighed(weights: Tensor, *, total: bool = False):
+    """Cross-entropy with a weight for each sample: the mean, or the sum."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        each = weights * nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return each.sum() if total else each.mean()
+
+    return loss
 
 
 def clipped_sum(model: nn.Module, x: Tensor, y: Tensor, share: float) -> dict[str, Tensor]:
@@ -211,10 +250,12 @@ def true_directions(planted: Planted, factors: Factors) -> tuple[Tensor, Tensor]
     return Q, zeros
 
 
-def pool_of(factors: Factors, vectors: Tensor, zeros: Tensor) -> Directions:
-    """Directions (b, c) of any length, all of them held by many zeros."""
+def pool_of(
+    factors: Factors, vectors: Tensor, zeros: Tensor, side: Side | None = None
+) -> Directions:
+    """Directions (b, c) of any length, of the outputs' side unless told, held by many zeros."""
     redundancy = torch.full((vectors.shape[1],), 2)
-    return Directions(factors.outputs, unit(vectors, 0), zeros, redundancy)
+    return Directions(side or factors.outputs, unit(vectors, 0), zeros, redundancy)
 
 
 def inputs_problem() -> tuple[Factors, Tensor, Tensor, Tensor]:
@@ -230,25 +271,12 @@ def inputs_problem() -> tuple[Factors, Tensor, Tensor, Tensor]:
     return factors, hidden, vectors, zeros
 
 
-def inputs_pool(factors: Factors, vectors: Tensor, zeros: Tensor) -> Directions:
-    """Directions (b, c) of the inputs' side, all of them held by many zeros."""
-    redundancy = torch.full((vectors.shape[1],), 2)
-    return Directions(factors.inputs, unit(vectors, 0), zeros, redundancy)
-
-
-def selection_of(
-    planted: Planted, factors: Factors, mixing: Tensor | None = None, firm: int = 2
-) -> Selection:
+def selection_of(planted: Planted, factors: Factors, mixing: Tensor | None = None) -> Selection:
     """True directions in the order of the samples, or some of them mixed by (b, b)."""
-    R = factors.combine(torch.diag(1 / factors.singular_values))
-    Q = torch.linalg.inv(planted.inputs.double() @ R.T)
-    if mixing is not None:
-        Q = Q @ mixing
-    Q = Q / Q.norm(dim=0)
+    Q, _ = true_directions(planted, factors)
+    Q = unit(Q if mixing is None else Q @ mixing, 0)
     zeros = (factors.outputs.basis @ Q).abs() <= factors.zero
-    b = Q.shape[1]
-    pool = Directions(factors.outputs, Q, zeros, torch.full((b,), firm))
-    return _Matching(factors, pool).selection(list(range(b)))
+    return _Matching(factors, pool_of(factors, Q, zeros)).selection(list(range(Q.shape[1])))
 
 
 def recovered(

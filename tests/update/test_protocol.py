@@ -1,4 +1,4 @@
-"""Protocol: one vocabulary of how an update came to be."""
+"""Protocol: how an update came about."""
 
 import math
 import pickle

@@ -1,4 +1,4 @@
-"""What was handed in as something else: recognised, named first, and attacked as what it is."""
+"""An update passed off as something else is recognised, named, and attacked as what it is."""
 
 import copy
 
@@ -30,40 +30,23 @@ def forms(planted, lr=LR, epochs=1):
     }
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("sent", "said", "words"),
     [
         ("gradient", "gradients", ""),
-        (
-            "turned",
-            "gradients",
-            "given as a gradient, but it has the sign of a difference",
-        ),
-        (
-            "difference",
-            "gradients",
-            "given as a gradient, but it has the sign of a difference",
-        ),
+        ("turned", "gradients", "given as a gradient, but it has the sign of a difference"),
+        ("difference", "gradients", "given as a gradient, but it has the sign of a difference"),
         ("weights", "gradients", "given as a gradient, but it is close"),
         ("weights", "after", ""),
         ("difference", "after", "given as weights, but it is far"),
         ("gradient", "after", "given as weights, but it is far"),
         ("difference", "difference", ""),
-        (
-            "difference turned",
-            "difference",
-            "the difference has the opposite sign, before minus after",
-        ),
-        (
-            "weights",
-            "difference",
-            "given as a difference of weights, but it is close",
-        ),
+        ("difference turned", "difference", "the difference has the opposite sign"),
+        ("weights", "difference", "given as a difference of weights, but it is close"),
     ],
 )
-def test_it_is_read_as_what_it_is(sent, said, words, seed):
-    planted = plant(5, m=120, n=60, depth=2, seed=seed)
+def test_it_is_read_as_what_it_is(sent, said, words):
+    planted = plant(5, m=120, n=60, depth=2)
     told = {} if said == "gradients" else {"lr": LR}
     view = spear.observe(planted.model, **{said: forms(planted)[sent]}, **told)
     result = spear.invert(view)
@@ -105,8 +88,7 @@ def locally(optimiser, steps, size, seed=0):
     return model, local.state_dict()
 
 
-@pytest.mark.parametrize("steps", [1, 5, 20])
-@pytest.mark.parametrize("size", [4, 16, 48])
+@pytest.mark.parametrize(("steps", "size"), [(1, 4), (5, 48), (20, 16)])
 @pytest.mark.parametrize("optimiser", [torch.optim.Adam, torch.optim.AdamW])
 def test_adam_that_nobody_mentioned_is_named(optimiser, size, steps):
     model, after = locally(optimiser, steps, size)

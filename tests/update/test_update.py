@@ -13,7 +13,7 @@ from torch.nn.utils import prune
 import spear
 from spear import InvalidOption, InvalidUpdate, LayerUpdate, NoAttackableLayer, SpearError, observe
 from support.judgements import bits
-from support.planted import plant, worst_error
+from support.planted import bare, plant, worst_error
 
 
 def parts(m=6, n=8, **changes):
@@ -48,14 +48,12 @@ def quantised(tensor):
         ({k: v.to("meta") for k, v in parts().items()}, "bias_grad is on the meta device"),
         ({"weight_grad": torch.full((6, 8), float("nan"))}, "weight_grad has NaN"),
         ({"bias_grad": torch.full((6,), float("inf"))}, "bias_grad has NaN or infinite"),
+        ({"others": {"2.weight": torch.full((6, 8), float("nan"))}}, "2.weight has NaN"),
         ({"relu": "sometimes"}, "expected 'after', 'before' or 'both'"),
         ({"weight_grad": torch.randn(6, 8).to_sparse()}, "expected dense"),
         ({"weight": torch.randn(6, 8, device="meta")}, "one device"),
         ({k: v.long() for k, v in parts().items()}, "expected float64, float32"),
-        (
-            {"weight": torch.randn(0, 8), "weight_grad": torch.randn(0, 8)},
-            "not empty",
-        ),
+        ({"weight": torch.randn(0, 8), "weight_grad": torch.randn(0, 8)}, "not empty"),
     ],
 )
 def test_bad_updates_are_refused_in_words(changes, message):
@@ -71,21 +69,21 @@ def test_all_problems_are_reported_at_once():
     assert len(caught.value.problems) == 2
 
 
-def test_gradients_as_list_and_as_dict_are_the_same_view():
+def test_gradients_come_as_a_dict_or_a_list_whole_or_in_part():
     planted = plant(3)
-    by_name = planted.view
+    names = list(planted.gradients)
     listed = observe(planted.model, list(planted.gradients.values()))
-    assert listed.layer == by_name.layer == "0"
-    assert torch.equal(listed.weight_grad, by_name.weight_grad)
-    assert set(listed.others) == set(planted.gradients) - {"0.weight", "0.bias"}
-
-
-def test_a_dict_may_hold_one_layer_only():
-    planted = plant(3)
-    one = {name: g for name, g in planted.gradients.items() if name.startswith("2.")}
-    view = observe(planted.model, one)
-    assert view.layer == "2"
-    assert "no gradient" not in view.choice.splitlines()[0]
+    assert listed.layer == planted.view.layer == "0"
+    assert torch.equal(listed.weight_grad, planted.view.weight_grad)
+    assert set(listed.others) == {*names} - {"0.weight", "0.bias"}
+    without = observe(
+        planted.model, [planted.gradients[n] if n != "4.bias" else None for n in names]
+    )
+    assert torch.equal(without.weight_grad, planted.view.weight_grad)
+    assert set(listed.others) - set(without.others) == {"4.bias"}
+    second = observe(planted.model, {n: planted.gradients[n] for n in ("2.weight", "2.bias")})
+    assert second.layer == "2"
+    assert "no gradient" not in second.choice.splitlines()[0]
 
 
 def test_frozen_parameters_may_be_left_out_of_the_list():
@@ -127,6 +125,8 @@ def test_models_without_an_attackable_layer(model, message):
 def test_wrong_gradients_are_refused():
     planted = plant(3)
     grads = list(planted.gradients.values())
+    with pytest.raises(InvalidUpdate, match="got one tensor"):
+        observe(planted.model, grads[0])
     with pytest.raises(InvalidUpdate, match="expected 6 gradients"):
         observe(planted.model, grads[:-1])
     with pytest.raises(InvalidUpdate, match="no parameter 'nope'"):
@@ -151,58 +151,48 @@ def test_fedavg_weights_become_a_gradient():
     assert (view.protocol.lr, view.protocol.epochs) == (0.1, 1)
 
 
-def test_fedavg_needs_its_settings():
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({}, InvalidOption, "neither"),
+        ({"gradients": {}, "after": {}, "lr": 0.1}, InvalidOption, "both"),
+        ({"gradients": {}, "lr": 0.1}, InvalidOption, "lr belong to local training"),
+        ({"after": {}, "lr": 0.1, "epochs": 0}, InvalidOption, "epochs to be a whole number >= 1"),
+        ({"after": {}, "difference": {}, "lr": 0.1}, InvalidOption, "both after= and difference="),
+        ({"after": {"0.weight": 1.0}, "lr": 0.1}, InvalidUpdate, r"has no tensor '0\.bias'"),
+        ({"difference": {"nope": 1.0}, "lr": 0.1}, InvalidUpdate, "no parameter 'nope'"),
+    ],
+)
+def test_what_contradicts_itself_is_told(given, error, message):
     planted = plant(3)
     state = planted.model.state_dict()
-    with pytest.raises(InvalidOption, match="neither"):
-        observe(planted.model)
-    with pytest.raises(InvalidOption, match="both"):
-        observe(planted.model, planted.gradients, after=state, lr=0.1)
-    with pytest.raises(InvalidOption, match="lr belong to local training"):
-        observe(planted.model, planted.gradients, lr=0.1)
-    with pytest.raises(InvalidUpdate, match=r"has no tensor '0\.bias'"):
-        observe(planted.model, after={"0.weight": state["0.weight"]}, lr=0.1)
-    with pytest.raises(InvalidOption, match="epochs to be a whole number >= 1"):
-        observe(planted.model, after=state, lr=0.1, epochs=0)
+
+    def filled(value):  # an empty dict stands for a whole one, and 1.0 for a tensor
+        if not isinstance(value, dict):
+            return value
+        return {name: state.get(name, torch.ones(2)) for name in value} or planted.gradients
+
+    with pytest.raises(error, match=message):
+        observe(planted.model, **{name: filled(value) for name, value in given.items()})
+
+
+def test_differences_that_cannot_be_are_told():
+    planted = plant(3)
+    zero = {n: torch.zeros_like(g) for n, g in planted.gradients.items()}
+    with pytest.raises(InvalidUpdate, match="the difference sent is zero"):
+        observe(planted.model, difference=zero, lr=0.1)
+    with pytest.raises(InvalidUpdate, match=r"the difference of '0\.weight' has shape"):
+        observe(planted.model, difference={"0.weight": torch.ones(2)}, lr=0.1)
 
 
 def test_the_public_names():
     assert all(hasattr(spear, name) for name in spear.__all__)
-    assert all(
-        issubclass(getattr(spear, name), SpearError)
-        for name in (
-            "InvalidOption",
-            "InvalidUpdate",
-            "MissingExtra",
-            "NoAttackableLayer",
-            "NotExact",
-        )
-    )
+    for name in ("InvalidOption", "InvalidUpdate", "MissingExtra", "NoAttackableLayer", "NotExact"):
+        assert issubclass(getattr(spear, name), SpearError)
 
 
 def test_a_layer_given_directly_says_so():
-    planted = plant(3)
-    view = spear.LayerUpdate(
-        weight=planted.view.weight,
-        bias=planted.view.bias,
-        weight_grad=planted.view.weight_grad,
-        bias_grad=planted.view.bias_grad,
-    )
-    assert view.choice == "one layer, 50 -> 60, given directly"
-
-
-def test_one_tensor_is_no_list_of_gradients():
-    planted = plant(3)
-    with pytest.raises(InvalidUpdate, match="got one tensor"):
-        spear.observe(planted.model, planted.gradients["0.weight"])
-
-
-def test_parameters_without_a_gradient_may_be_none():
-    planted = plant(3, depth=3)
-    gradients = [None if n == "4.bias" else g for n, g in planted.gradients.items()]
-    view = spear.observe(planted.model, gradients)
-    assert torch.equal(view.weight_grad, planted.view.weight_grad)
-    assert set(planted.view.others) - set(view.others) == {"4.bias"}
+    assert bare(plant(3).view).choice == "one layer, 50 -> 60, given directly"
 
 
 def test_training_goes_on_and_the_view_does_not():
@@ -381,7 +371,7 @@ def test_complex_parameters_elsewhere_are_left_out():
     assert "the gradient of 'phase' is complex: it is not compared" in view.choice
 
 
-@pytest.mark.parametrize("coarse", [["0.weight"], ["0.bias"], ["0.weight", "0.bias", "2.weight"]])
+@pytest.mark.parametrize("coarse", [["0.bias"], ["0.weight", "0.bias", "2.weight"]])
 def test_half_precision_beside_single(coarse):
     planted = plant(3, m=100, n=40, seed=1)
     sent = {n: g.half() if n in coarse else g for n, g in planted.gradients.items()}
@@ -392,7 +382,6 @@ def test_half_precision_beside_single(coarse):
     result = spear.invert(view)
     assert result.inputs.dtype == torch.float32
     assert worst_error(result.inputs, planted.inputs) < 5e-3
-    assert result.outcome in (spear.Outcome.EXACT, spear.Outcome.APPROXIMATE, spear.Outcome.PARTIAL)
 
 
 def test_weights_in_half_precision_and_gradients_in_double():
@@ -416,11 +405,8 @@ def test_a_difference_is_what_after_is():
     how = {"lr": 0.1, "epochs": 1, "weight_decay": 0.01}
     by_weights = observe(planted.model, after=after, **how)
     moved = {n: after[n] - before[n] for n in before}
-    for given in (
-        moved,
-        list(moved.values()),
-        {"0.weight": moved["0.weight"], "0.bias": moved["0.bias"]},
-    ):
+    one_layer = {"0.weight": moved["0.weight"], "0.bias": moved["0.bias"]}
+    for given in (moved, list(moved.values()), one_layer):
         view = observe(planted.model, difference=given, **how)
         assert torch.allclose(view.weight_grad, by_weights.weight_grad, atol=1e-13)
         assert torch.allclose(view.bias_grad, planted.gradients["0.bias"], atol=1e-13)
@@ -439,16 +425,3 @@ def test_a_difference_of_state_dicts_has_buffers_too():
     model.load_state_dict(before)
     view = observe(model, difference=d, lr=0.1, epochs=1)
     assert torch.allclose(view.weight_grad, gradient, atol=1e-6)
-
-
-def test_wrong_differences_are_told():
-    planted = plant(3)
-    zero = {n: torch.zeros_like(g) for n, g in planted.gradients.items()}
-    with pytest.raises(InvalidUpdate, match="the difference sent is zero"):
-        observe(planted.model, difference=zero, lr=0.1)
-    with pytest.raises(InvalidOption, match="got both after= and difference="):
-        observe(planted.model, after=zero, difference=zero, lr=0.1)
-    with pytest.raises(InvalidUpdate, match=r"the difference of '0\.weight' has shape"):
-        observe(planted.model, difference={"0.weight": torch.ones(2)}, lr=0.1)
-    with pytest.raises(InvalidUpdate, match="no parameter 'nope'"):
-        observe(planted.model, difference={"nope": torch.ones(2)}, lr=0.1)

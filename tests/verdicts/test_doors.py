@@ -1,4 +1,4 @@
-"""The verdict does not depend on the door: library, command line and Flower, fifty updates each."""
+"""Library, command line and Flower give the same verdict, on 25 updates."""
 
 import random
 
@@ -24,7 +24,7 @@ FILES = {"gradient": "update", "weights": "after", "difference": "difference"}
 
 
 class Drawn:
-    """An update of a seed: any form, truthfully told or not, at any width and batch size."""
+    """A random update: any form, described truthfully or not, of any width and batch size."""
 
     def __init__(self, seed):
         rng = random.Random(seed)
@@ -89,7 +89,7 @@ def verdict(found):
     )
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(25))
 def test_one_update_has_one_verdict(seed, tmp_path):
     drawn = Drawn(seed)
     library = by_the_library(drawn, tmp_path)
@@ -99,7 +99,7 @@ def test_one_update_has_one_verdict(seed, tmp_path):
         assert torch.equal(found.inputs, library.inputs)
 
 
-@pytest.mark.parametrize("seed", range(0, 50, 10))
+@pytest.mark.parametrize("seed", [0, 10])
 def test_the_command_says_what_the_library_says(seed, tmp_path):
     drawn = Drawn(seed)
     library = by_the_library(drawn, tmp_path)

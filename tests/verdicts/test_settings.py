@@ -1,4 +1,4 @@
-"""Any layer, trained networks, one class, shapes: what clients really send."""
+"""What clients really send: any layer, trained networks, one class, any shape."""
 
 import pytest
 import torch
@@ -10,17 +10,16 @@ from spear.factors import factorise
 from spear.federated import fedsgd, train
 from spear.metrics import score
 from spear.search.output_layer import farthest
-from support.planted import bare, real_batch, small_batch
+from support.planted import bare, gaussian, module, real_batch, small_batch, weighed
 
 
 def relative_error(found, truth):
     return float((torch.cdist(found, truth).min(1).values / truth.norm(dim=1).mean()).max())
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("layer", range(1, 6))
-def test_inputs_of_every_hidden_layer_come_back(layer, seed, data_root):
-    _, model, x, y = real_batch(data_root, m=400, seed=20 + seed)
+def test_inputs_of_every_hidden_layer_come_back(layer, data_root):
+    _, model, x, y = real_batch(data_root, m=300, seed=20)
     view = spear.observe(model, fedsgd(model, x, y), layer=str(2 * (layer - 1)))
     result = spear.invert(view, model=model)
     with torch.no_grad():
@@ -31,7 +30,7 @@ def test_inputs_of_every_hidden_layer_come_back(layer, seed, data_root):
     assert ("activations computed from the data" in result.explanation) is (layer > 1)
 
 
-@pytest.mark.parametrize(("depth", "b"), [(2, 20), (3, 20), (6, 8)])
+@pytest.mark.parametrize(("depth", "b"), [(2, 20), (6, 8)])
 def test_inputs_of_the_output_layer_come_back(depth, b, data_root):
     _, model, x, y = real_batch(data_root, b=b, m=400, depth=depth, seed=2)
     last = str(2 * (depth - 1))
@@ -40,13 +39,6 @@ def test_inputs_of_the_output_layer_come_back(depth, b, data_root):
         truth = model[:-1](x)
     assert result.outcome is Outcome.EXACT
     assert relative_error(result.inputs, truth) < 1e-4
-
-
-def test_an_output_layer_with_few_classes_hides_the_batch():
-    model, x, y = small_batch(b=8, classes=5)
-    result = spear.invert(spear.observe(model, fedsgd(model, x, y), layer="4"))
-    assert (result.outcome, result.cause) == (Outcome.INCONCLUSIVE, Cause.NO_GAP)
-    assert result.batch_size is None
 
 
 def test_the_farthest_point_is_never_negative():
@@ -59,7 +51,7 @@ def test_the_farthest_point_is_never_negative():
     assert float(point @ h) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_one_class_comes_back(seed, data_root):
     def one(images):
         return (images.labels == 7 * seed).nonzero().flatten()
@@ -82,17 +74,16 @@ def trained_on_mnist(data_root):
 
 
 @pytest.mark.parametrize("first", [0, 5000])  # seen in training, or not
-@pytest.mark.parametrize("b", [10, 20])
-def test_early_in_training_everything_comes_back(b, first, trained_on_mnist):
+def test_early_in_training_everything_comes_back(first, trained_on_mnist):
     images, early, _ = trained_on_mnist
-    x, y = images.batch(range(first + 100, first + 100 + b))
+    x, y = images.batch(range(first + 100, first + 120))
     result = spear.invert(spear.observe(early, fedsgd(early, x, y)), model=early)
     assert result.outcome is Outcome.EXACT
     assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
 
 
 @pytest.mark.parametrize("first", [0, 5000])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_late_in_training_nothing_wrong_is_certified(seed, first, trained_on_mnist):
     images, _, late = trained_on_mnist
     start = first + 10 * seed
@@ -105,16 +96,9 @@ def test_late_in_training_nothing_wrong_is_certified(seed, first, trained_on_mni
 
 
 def test_vanished_samples_are_reported():
-    """Three of eight samples are so sure that nothing of them is left."""
+    """The network is so sure of three of eight samples that they leave no gradient."""
     model, x, y = small_batch(b=8, n=60, m=150)
-
-    def loss(outputs, targets):
-        weight = torch.ones(len(outputs))
-        weight[5:] = 0
-        each = nn.functional.cross_entropy(outputs, targets, reduction="none")
-        return (each * weight[: len(each)]).mean()
-
-    gradients = fedsgd(model, x, y, loss)
+    gradients = fedsgd(model, x, y, weighed((torch.arange(8) < 5).float()))
     result = spear.invert(spear.observe(model, gradients))
     assert result.batch_size == 5
     assert result.certified.all()
@@ -128,24 +112,15 @@ def test_vanished_samples_are_reported():
     assert "computed from 8 samples, as was told, and 5 show" in told.reason
 
 
-class Tokens(nn.Module):
-    def __init__(self, pooled):
-        super().__init__()
-        self.first, self.last, self.pooled = nn.Linear(30, 120), nn.Linear(120, 5), pooled
-
-    def forward(self, x):
-        out = self.last(torch.relu(self.first(x)))  # (batch, tokens, classes)
-        return out.mean(1) if self.pooled else out.flatten(0, 1)
-
-
 @pytest.mark.parametrize("pooled", [True, False])
 def test_tokens_count_as_samples(pooled):
-    generator = torch.Generator().manual_seed(1)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Tokens(pooled)
-    x = torch.randn(3, 4, 30, generator=generator)
-    y = torch.randint(5, (3 if pooled else 12,), generator=generator)
+    def forward(self, x):
+        out = self.last(torch.relu(self.first(x)))  # (batch, tokens, classes)
+        return out.mean(1) if pooled else out.flatten(0, 1)
+
+    model = module(forward, first=nn.Linear(30, 120), last=nn.Linear(120, 5))
+    x = torch.randn(3, 4, 30)
+    y = torch.randint(5, (3 if pooled else 12,))
     result = spear.invert(spear.observe(model, fedsgd(model, x, y)), model=model)
     assert result.batch_size == 12
     assert relative_error(result.inputs, x.flatten(0, 1)) < 1e-4
@@ -157,36 +132,28 @@ def test_tokens_count_as_samples(pooled):
 
 
 def test_features_of_a_convolution_come_back():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(
-            nn.Conv2d(1, 8, 3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(288, 150),
-            nn.ReLU(),
-            nn.Linear(150, 10),
-        )
-        x = torch.randn(5, 1, 8, 8)
+    features = (nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten())
+    model = nn.Sequential(*features, nn.Linear(288, 150), nn.ReLU(), nn.Linear(150, 10))
+    x = torch.randn(5, 1, 8, 8)
     result = spear.invert(spear.observe(model, fedsgd(model, x, torch.arange(5))), model=model)
     assert result.outcome is Outcome.EXACT
     assert relative_error(result.inputs, model[:3](x).detach()) < 1e-4
     assert "activations" in result.explanation
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("outputs", [1, 7])
-def test_regression_heads_are_replayed(outputs, reduction):
+@pytest.mark.parametrize(("outputs", "reduction"), [(1, "mean"), (7, "mean"), (7, "sum")])
+def test_regressions_are_replayed(outputs, reduction):
+    """Free targets give no weights: all samples of a cell would merge unless the loss is told."""
     model, x, _ = small_batch(b=5, n=40, m=120, classes=outputs)
-    targets = torch.randn(5, outputs, generator=torch.Generator().manual_seed(5))
     loss = nn.MSELoss(reduction=reduction)
-    gradients = fedsgd(model, x, targets, loss)
-    result = spear.invert(spear.observe(model, gradients), model=model, loss=loss)
-    if outputs == 1:  # all samples of a cell would merge, and free targets give no weights
+    gradients = fedsgd(model, x, gaussian(5, outputs, 5), loss)
+    view = spear.observe(model, gradients)
+    for told in (None, loss) if outputs == 1 else (None,):  # one output: even if it is told
+        result = spear.invert(view, loss=told)
         assert (result.outcome, result.cause) == (Outcome.APPROXIMATE, Cause.MERGED)
         assert "likely exact" in result.reason
         assert relative_error(result.inputs, x) < 1e-4
-        result = spear.invert(spear.observe(model, gradients, samples=5), loss=loss)
+    result = spear.invert(view.told(samples=5) if outputs == 1 else view, loss=loss)
     assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.REPLAY)
     assert result.labels is None
     assert relative_error(result.inputs, x) < 1e-4
@@ -194,7 +161,7 @@ def test_regression_heads_are_replayed(outputs, reduction):
 
 def test_a_regression_replay_refuses_another_model():
     model, x, _ = small_batch(b=5, n=40, m=120, classes=3)
-    targets = torch.randn(5, 3, generator=torch.Generator().manual_seed(5))
+    targets = gaussian(5, 3, 5)
     view = spear.observe(model, fedsgd(model, x, targets, nn.functional.mse_loss))
     other, _, _ = small_batch(b=5, n=40, m=120, classes=3, seed=8)
     result = spear.invert(view, model=other, loss=nn.functional.mse_loss)
@@ -224,9 +191,9 @@ def test_one_logit_gives_labels_and_one_number_does_not(loss):
 
 
 def test_more_outputs_than_a_gradient_can_be_solved_for():
-    """With half as many outputs as neurons some slope fits almost anything: that is no proof."""
+    """With half as many outputs as neurons some gradient fits almost anything, which proves nothing."""
     model, x, _ = small_batch(b=4, n=40, m=90, classes=45)
-    targets = torch.randn(4, 45, generator=torch.Generator().manual_seed(5))
+    targets = gaussian(4, 45, 5)
     loss = nn.MSELoss()
     view = spear.observe(model, fedsgd(model, x, targets, loss))
     result = spear.invert(view, model=model, loss=loss)
@@ -238,10 +205,10 @@ def test_more_outputs_than_a_gradient_can_be_solved_for():
     assert (alone.outcome, alone.proof) == (Outcome.EXACT, Proof.PATTERN)
 
 
-@pytest.mark.parametrize("activation", [nn.LeakyReLU(), nn.GELU(), nn.SiLU(), nn.ELU(), nn.Tanh()])
+@pytest.mark.parametrize("activation", [nn.LeakyReLU(), nn.GELU(), nn.SiLU(), nn.ELU()])
 def test_activations_without_zeros_are_refused_with_the_reason(activation):
     model = nn.Sequential(nn.Linear(20, 50), activation, nn.Linear(50, 4))
-    x = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
+    x = gaussian(4, 20)
     with pytest.raises(NoAttackableLayer, match=f"{type(activation).__name__}.*no zeros"):
         spear.observe(model, fedsgd(model, x, torch.arange(4)))
 
@@ -250,11 +217,8 @@ def test_activations_without_zeros_are_refused_with_the_reason(activation):
     ("before", "words"), [(nn.Dropout(0.5), "dropout"), (nn.BatchNorm1d(20), "batch norm")]
 )
 def test_train_mode_before_the_layer_is_named(before, words):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(before, nn.Linear(20, 90), nn.ReLU(), nn.Linear(90, 4)).train()
-        x = torch.randn(4, 20)
-        gradients = fedsgd(model, x, torch.arange(4))
+    model = nn.Sequential(before, nn.Linear(20, 90), nn.ReLU(), nn.Linear(90, 4)).train()
+    gradients = fedsgd(model, torch.randn(4, 20), torch.arange(4))
     view = spear.observe(model, gradients)
     assert words in view.choice
     assert words in spear.invert(view, model=model).explanation
@@ -263,7 +227,7 @@ def test_train_mode_before_the_layer_is_named(before, words):
 
 def test_a_regression_without_later_gradients_is_no_replay():
     model, x, _ = small_batch(b=4, n=40, m=120, classes=3)
-    targets = torch.randn(4, 3, generator=torch.Generator().manual_seed(5))
+    targets = gaussian(4, 3, 5)
     gradients = fedsgd(model, x, targets, nn.functional.mse_loss)
     alone = {name: g for name, g in gradients.items() if name.startswith("0.")}
     result = spear.invert(spear.observe(model, alone), model=model, loss=nn.functional.mse_loss)

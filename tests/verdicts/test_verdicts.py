@@ -6,9 +6,9 @@ from torch import nn
 
 import spear
 from spear import Cause, InvalidOption, InvalidUpdate, Outcome, Proof, SamplingFinder
-from spear.federated import fedsgd, mlp
+from spear.federated import fedavg, fedsgd, mlp
 from support.judgements import assert_certified_are_right
-from support.planted import bare, plant, worst_error
+from support.planted import bare, gaussian, plant, worst_error
 
 
 def both_ways(view, **options):
@@ -29,19 +29,11 @@ def test_the_head_of_a_binary_classifier_tells_nothing_of_the_batch_size():
     assert result.batch_size is None
 
 
-@pytest.mark.parametrize("classes", [3, 5, 10])
-def test_gradients_of_an_output_layer_sum_to_zero(classes):
-    planted = plant(30, m=90, depth=2, classes=classes)
-    assert spear.invert(planted.layer("2"), max_seconds=2).batch_size is None
-
-
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("observed", [True, False])
-def test_narrow_layers_of_binary_classifiers(seed, observed):
+def test_narrow_layers_of_binary_classifiers(seed):
     planted = plant(6, m=16, n=60, depth=2, classes=2, seed=seed)
-    view = planted.view if observed else bare(planted.view)
-    result = spear.invert(view, finder=SamplingFinder(max_samples=3_000))
-    assert_certified_are_right(result, planted.inputs)
+    for result in both_ways(planted.view, finder=SamplingFinder(max_samples=3_000)):
+        assert_certified_are_right(result, planted.inputs)
 
 
 @pytest.mark.parametrize("only_layer", [True, False])
@@ -55,13 +47,13 @@ def test_a_bias_gradient_clipped_apart_is_never_a_replay(only_layer):
     assert not bool(result.certified.any())
 
 
-@pytest.mark.parametrize("factor", [1e2, 1e3, 1e4, 1e5])
+@pytest.mark.parametrize("factor", [1e2, 1e3, 1e5])
 def test_a_dominating_sample_hides_no_others(factor):
     planted = plant(4, m=100, n=80)
     x = planted.inputs.clone()
     x[0] *= factor
     model = mlp(80, 10, width=100, depth=3, seed=1)
-    result = spear.invert(spear.observe(model, fedsgd(model, x, planted.labels)), max_seconds=5)
+    result = spear.invert(spear.observe(model, fedsgd(model, x, planted.labels)), max_seconds=30)
     assert result.batch_size == 4
     spans = x.amax(1) - x.amin(1)
     found = (torch.cdist(result.inputs[result.certified], x) / 80**0.5).min(1)
@@ -79,8 +71,7 @@ def test_an_all_black_image_is_not_in_the_weights():
 
 
 def test_samples_of_one_pattern_in_a_binary_classifier():
-    x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
-    model = mlp(50, 2, width=100, depth=2, seed=0)
+    x, model = gaussian(4, 50), mlp(50, 2, width=100, depth=2, seed=0)
     both = torch.cat([x, 1.1 * x[:1]])
     view = spear.observe(model, fedsgd(model, both, torch.tensor([0, 1, 0, 1, 0])))
     result = spear.invert(view)
@@ -88,15 +79,7 @@ def test_samples_of_one_pattern_in_a_binary_classifier():
     assert_certified_are_right(result, both)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_later_layers_with_nan_are_refused(value):
-    planted = plant(4)
-    gradients = {**planted.gradients, "2.weight": planted.gradients["2.weight"] * value}
-    with pytest.raises(InvalidUpdate, match=r"2\.weight has NaN"):
-        spear.observe(planted.model, gradients)
-
-
-@pytest.mark.parametrize("share", [0.03, 0.3, 0.9])
+@pytest.mark.parametrize("share", [0.03, 0.9])
 def test_pruned_updates_return_in_time_and_certify_nothing_wrong(share):
     planted = plant(4, m=100, n=80, depth=6)
     G = planted.gradients["0.weight"].clone()
@@ -110,7 +93,7 @@ def test_pruned_updates_return_in_time_and_certify_nothing_wrong(share):
     assert result.stats.get("search", 0) < 10
 
 
-@pytest.mark.parametrize("bits", [6, 8, 12, 16])
+@pytest.mark.parametrize("bits", [6, 12, 16])
 def test_quantised_updates(bits):
     planted = plant(4, m=100, n=80)
     quantised = {}
@@ -121,17 +104,16 @@ def test_quantised_updates(bits):
         assert_certified_are_right(result, planted.inputs)
 
 
-@pytest.mark.parametrize("epsilon", [1e-1, 1e-2, 1e-3, 1e-5])
+@pytest.mark.parametrize("epsilon", [1e-1, 1e-2, 1e-4])
 def test_near_duplicates(epsilon):
-    x = torch.randn(4, 60, generator=torch.Generator().manual_seed(0))
-    noise = torch.randn(1, 60, generator=torch.Generator().manual_seed(1))
-    planted = plant(5, m=120, inputs=torch.cat([x, x[:1] + epsilon * noise]))
+    x = gaussian(4, 60)
+    planted = plant(5, m=120, inputs=torch.cat([x, x[:1] + epsilon * gaussian(1, 60, 1)]))
     for result in both_ways(planted.view, max_seconds=3):
         wanted = planted.inputs if result.batch_size == 5 else x
         assert_certified_are_right(result, wanted)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20])
+@pytest.mark.parametrize("scale", [1e-30, 1e20])
 def test_tiny_and_huge_gradients(scale):
     planted = plant(4, m=90, dtype=torch.float64)
     scaled = {name: g * scale for name, g in planted.gradients.items()}
@@ -140,24 +122,14 @@ def test_tiny_and_huge_gradients(scale):
     assert worst_error(result.inputs, planted.inputs) < 1e-9
 
 
-def test_the_sum_of_two_clients_is_one_batch():
-    first = plant(3, m=120)
-    second = plant(3, m=120, inputs=torch.randn(3, 50, generator=torch.Generator().manual_seed(9)))
-    total = {name: g + second.gradients[name] for name, g in first.gradients.items()}
-    result = spear.invert(spear.observe(first.model, total), model=first.model)
-    assert (result.outcome, result.batch_size) == (Outcome.EXACT, 6)
-
-
-def test_five_local_steps_passed_off_as_one():
+@pytest.mark.parametrize(("steps", "told"), [(5, 1), (1, 3)])
+def test_local_steps_of_which_another_number_was_told(steps, told):
     planted = plant(4, m=90)
-    model = mlp(50, 10, width=90, depth=3, seed=0)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(model(planted.inputs), planted.labels).backward()
-        optimiser.step()
-    view = spear.observe(planted.model, after=model.state_dict(), lr=0.1, epochs=1)
-    assert_certified_are_right(spear.invert(view, max_seconds=3), planted.inputs)
+    after = fedavg(planted.model, planted.inputs, planted.labels, lr=0.1, epochs=steps)
+    view = spear.observe(planted.model, after=after, lr=0.1, epochs=told)
+    result = spear.invert(view, max_seconds=3)
+    assert result.proof is not Proof.REPLAY
+    assert_certified_are_right(result, planted.inputs)
 
 
 def network(*behind, width=60):
@@ -183,13 +155,8 @@ class Tuple(nn.Module):
 )
 def test_models_and_losses_that_cannot_be_replayed_lose_nothing(build, loss, message):
     model = build()  # here, so that its weights are seeded
-    x, y = (
-        torch.randn(4, 40, generator=torch.Generator().manual_seed(0)),
-        torch.tensor([0, 1, 2, 3]),
-    )
-    client = (
-        nn.functional.cross_entropy if loss is None else (lambda o, y: torch.sin(_first(o)).sum())
-    )
+    x, y = gaussian(4, 40), torch.arange(4)
+    client = nn.functional.cross_entropy if loss is None else lambda o, y: torch.sin(o[0]).sum()
     view = spear.observe(model, fedsgd(model, x, y, client))
     result = spear.invert(view, model=model, loss=loss, max_seconds=10)
     assert result.labels is None
@@ -200,18 +167,6 @@ def test_models_and_losses_that_cannot_be_replayed_lose_nothing(build, loss, mes
     assert result.outcome is (Outcome.APPROXIMATE if random else Outcome.EXACT)
 
 
-def _first(output):
-    return output[0] if isinstance(output, tuple) else output
-
-
-def test_the_random_state_survives_a_replay_with_dropout():
-    model = network(nn.Dropout(0.5), nn.Linear(60, 5))
-    view = spear.observe(model, fedsgd(model, torch.randn(3, 40), torch.tensor([0, 1, 2])))
-    state = torch.get_rng_state()
-    spear.invert(view, max_seconds=1)
-    assert torch.equal(state, torch.get_rng_state())
-
-
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_under_no_grad_and_with_frozen_parameters(context):
     planted = plant(4, m=90)
@@ -219,19 +174,6 @@ def test_under_no_grad_and_with_frozen_parameters(context):
     with context():
         result = spear.invert(planted.view)
     assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.REPLAY)
-
-
-def test_weighted_losses_are_taken_to_float64():
-    loss = nn.CrossEntropyLoss(weight=torch.rand(10) + 0.5)
-    planted = plant(4, m=90, loss=loss)
-    result = spear.invert(planted.view, model=planted.model, loss=loss)
-    assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.REPLAY)
-
-
-def test_hidden_layers_are_called_hidden():
-    planted = plant(4, m=90, n=90, depth=3)
-    assert "computed from the data" in spear.invert(planted.layer("2")).explanation
-    assert "computed from the data" not in spear.invert(planted.view).explanation
 
 
 def test_an_early_stop_is_not_called_a_spent_budget():
@@ -271,6 +213,7 @@ def test_a_narrow_layer_ends_by_itself():
         {"max_seconds": float("nan")},
         {"max_seconds": "3"},
         {"finder": None},
+        {"finder": "guessing"},
         {"finder": SamplingFinder},
     ],
 )

@@ -1,4 +1,4 @@
-"""Samples in one cell of the ReLUs: with one output, or two classes, they leave one trace."""
+"""What is in the batch: ordinary samples, twins, vanishing ones, several in one cell of the ReLUs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,121 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
+import spear
 from verdict_cases.base import (
     Case,
     Client,
     Loss,
+    backward,
+    client,
     cross_entropy,
     drawn,
     generator,
     normal,
     party,
+    rounded,
+    small,
 )
+
+# Honest updates.
+
+
+def exact(rng: Random) -> Case:
+    one = client(rng)
+    reduction = rng.choice(["mean", "mean", "sum"])
+    loss = nn.CrossEntropyLoss(reduction=reduction)
+    return one.case(one.sent(loss), told=loss, reduction=reduction)
+
+
+def trained_network(rng: Random) -> Case:
+    one = client(
+        rng,
+        b=rng.choice([4, 8, 12, 16]),
+        width=rng.choice([120, 200]),
+        depth=rng.choice([2, 4]),
+        source=rng.choice(["cifar10", "mnist"]),
+        steps=rng.choice([50, 200, 1000]),
+    )
+    return one.case(one.sent())
+
+
+def deeper_layer(rng: Random) -> Case:
+    """An inner layer: its inputs are activations, and they are the truth."""
+    one = small(rng, depth=6)
+    index = rng.choice([2, 4, 6])
+    sent = backward(one.model, one.x, one.y, layer=str(index))
+    view = spear.observe(one.model, sent.update, layer=str(index))
+    with torch.no_grad():
+        inputs = one.model[:index](one.x)
+    span = float(inputs.max() - inputs.min())
+    settings = {**one.settings, "layer": index}
+    return Case(view, one.model, inputs, settings, span=span, columns=sent.columns)
+
+
+def one_class(rng: Random) -> Case:
+    one = client(rng, b=rng.choice([4, 8, 12]))
+    same = torch.full_like(one.y, rng.randrange(10))
+    one = replace(one, y=same)
+    return one.case(one.sent())
+
+
+def other_losses(rng: Random) -> Case:
+    """Losses that are told: squared error, label smoothing, class weights."""
+    one = small(rng)
+    kind = rng.choice(["mse", "smoothed", "weighted"])
+    if kind == "mse":
+        targets = torch.randn(len(one.x), 10, generator=generator(rng)).to(one.x)
+        return one.case(one.sent(nn.MSELoss(), targets), told=nn.MSELoss(), loss=kind)
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+    if kind == "weighted":
+        loss = nn.CrossEntropyLoss(weight=torch.linspace(0.5, 2, 10).to(one.x), reduction="sum")
+    return one.case(one.sent(loss), told=loss, loss=kind)
+
+
+# Batches that hide something.
+
+
+def near_duplicates(rng: Random) -> Case:
+    one = small(rng, b=rng.choice([3, 5, 8]))
+    how = rng.choice(["noise", "brightness", "shift", "same"])
+    epsilon = 0.0 if how == "same" else 10 ** rng.uniform(-5, -0.5)
+    count = rng.choice([1, 1, 2, len(one.x) - 1, len(one.x)])
+    x, g = one.x[:count], generator(rng)
+    if how == "noise":
+        twin = x + epsilon * torch.randn(x.shape, generator=g, dtype=x.dtype)
+    elif how == "brightness":
+        twin = x * (1 + epsilon)
+    else:
+        twin = (1 - epsilon) * x + epsilon * x.roll(1, 1)
+    same_label = rng.random() < 0.8
+    y = one.y[:count] if same_label else (one.y[:count] + 1) % 10
+    both = one.with_batch(torch.cat([one.x, twin]), torch.cat([one.y, y]))
+    told = {"how": how, "epsilon": rounded(epsilon), "pairs": count, "same_label": same_label}
+    return both.case(both.sent(), **told)
+
+
+def large_batch(rng: Random) -> Case:
+    """b >= m, or nearly: the layer is too narrow."""
+    width = rng.choice([10, 16, 24, 40])
+    b = rng.choice([width - 1, width, width + 1, 2 * width, 4 * width])
+    one = client(rng, b=b, width=width)
+    return one.case(one.sent())
+
+
+def vanishing(rng: Random) -> Case:
+    """Samples whose gradient (nearly) vanishes: the network is sure of them."""
+    one = small(rng, b=rng.choice([4, 8]), source="cifar10", steps=1000, depth=2)
+    weight = 10 ** rng.uniform(-9, -1)
+    weights = torch.ones(len(one.x)).to(one.x)
+    weights[: rng.choice([1, 2])] = weight
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (weights * cross_entropy(outputs, targets, reduction="none")).mean()
+
+    return one.case(one.sent(loss), weight=rounded(weight))
+
+
+# Samples in one cell of the ReLUs: with one output, or two classes, they leave one trace.
 
 BINARY = ("bce", "bce", "two classes", "mse")
 
