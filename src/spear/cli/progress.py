@@ -12,9 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from spear.cli.console import PlainConsole
-from spear.experiments.common.reproduce import Part
 from spear.search import Progress as Stage
-from spear.trials import Remaining, Row, Status, Step, Trial
+from spear.trials import Part, Remaining, Row, Status, Step, Trial
 
 _TELL = 30.0  # seconds between two lines where nobody watches a bar
 console = PlainConsole()

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
 from spear.cli.console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
-from spear.cli.progress import watched
 from spear.errors import InvalidOption
-from spear.experiments.common import catalogue
-from spear.experiments.common import page as pages
-from spear.experiments.common import reproduce as flow
-from spear.trials import Engine, LocalEngine, Remaining
+
+if TYPE_CHECKING:
+    from spear.trials import Engine, Part, Work
 
 console = PlainConsole()
 
@@ -60,6 +61,10 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
 ) -> None:
     """Run the paper's tables and figures, and draw them with the paper's figures beside ours."""
+    from spear.experiments.common import catalogue
+    from spear.experiments.common import page as pages
+    from spear.experiments.common import reproduce as flow
+
     if show_list or not experiments:
         _show_list(results)
         return
@@ -68,13 +73,9 @@ def reproduce(
     options = flow.Options(results, data, batches, seed, again)
     if not only_draw:
         chosen = _engine(engine, address, workers, max_seconds)
-        try:
-            for name in order:
-                _run(name, options, chosen, quiet)
-        except KeyboardInterrupt:
-            words = f"stopped; what was done is in {results}: the same command goes on from there"
-            console.print(escape(words), soft_wrap=True)
-            raise typer.Exit(130) from None
+        with stoppable(console, results):
+            for name in order:  # one after the other: some are planned by the rows of others
+                run_part(flow.plan(name, options), flow.work(data), chosen, console, quiet=quiet)
     if page is not None:
         pages.page(wanted, results, page)
         return
@@ -93,7 +94,9 @@ def _engine(
     if name == "local":
         if address is not None:
             raise InvalidOption("expected --engine ray beside --address")
-        return LocalEngine(**({"workers": workers} if workers else {}), max_seconds=max_seconds)
+        from spear.trials import LocalEngine
+
+        return LocalEngine(workers, max_seconds)
     if name == "ray":
         from spear.integrations.ray import RayEngine
 
@@ -102,6 +105,9 @@ def _engine(
 
 
 def _show_list(results: Path) -> None:
+    from spear.experiments.common import catalogue
+    from spear.experiments.common import reproduce as flow
+
     table = Table("name", "in the paper", "what it shows", "batches", "rows here", box=None)
     for name in catalogue.names():
         e = catalogue.load(name)
@@ -114,17 +120,31 @@ def _show_list(results: Path) -> None:
     console.print("\nspear reproduce NAME runs and draws one, spear reproduce all everything.")
 
 
-def _run(name: str, options: flow.Options, engine: Engine, quiet: bool) -> None:
-    part = flow.plan(name, options)
+@contextmanager
+def stoppable(console: Console, where: Path) -> Iterator[None]:
+    """A Ctrl-C within ends the command, and says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        words = f"stopped; what was done is in {where}: the same command goes on from there"
+        console.print(escape(words), soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def run_part(
+    part: Part, work: Work, engine: Engine, console: Console, *, quiet: bool = False
+) -> None:
+    """Run what is missing of a part, and show how far it is."""
+    from spear.cli.progress import watched
+    from spear.trials import Remaining
+
     if part.left_out and not quiet:
-        words = (
-            f"{name}: without {', '.join(part.left_out)}, not in {options.data} (see spear data)"
-        )
+        words = f"{part.name}: without {', '.join(part.left_out)}, not there (see spear data)"
         console.print(escape(words), soft_wrap=True)
     if not part.open:
         return
-    remaining = Remaining(part.open, flow.rows_of(name, options.results))
+    remaining = Remaining(part.open, part.file.rows().values())
     with watched(part, remaining, quiet) as watch:
-        for row in flow.run(part, options, engine, watch.step):
+        for row in part.run(work, engine, watch.step):
             remaining.done(row)
             watch.row(row)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from spear.experiments.common import Case, Drawing, Experiment, Plan, Table
+from spear.experiments.common import Case, Experiment, Plan, Section, table
 from spear.experiments.common.baselines import RIVALS, guessed
-from spear.experiments.common.batches import Batch, inverted
+from spear.experiments.common.batches import inverted, private_batch
 from spear.experiments.common.experiment import Rows, Settings
-from spear.experiments.common.figures import mean, metric, rate, seconds, verdicts, which
+from spear.experiments.common.figures import mean, metric, rate, seconds, verdicts, where
 from spear.trials import Measured, Trial
 
 # Attack: PSNR and time a batch on a GPU, as the paper has them.
@@ -47,25 +47,23 @@ def plan(wanted: Plan) -> Iterator[Trial]:
 
 
 def measure(case: Case) -> Measured:
-    batch = Batch.draw(case, case["data"], case["b"], width=case["m"])
+    batch = private_batch(case)
     if case["attack"] == "spear":
-        return inverted(case, batch)
+        return inverted(case, batch).measured()
     return guessed(case, batch, case["attack"])
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     lines = []
     for name, (psnr, time) in PAPER.items():
         if name not in CELLS:
             lines.append([name, psnr, "–", "–", time, "–"])
             continue
-        own = which(rows["prior_work"], **CELLS[name])
+        own = where(rows["prior_work"], **CELLS[name])
         ours = [mean(metric(own, "psnr"), len(own)), rate(own)]
         lines.append([name, psnr, *ours, time, seconds(own)])
     columns = "Attack, PSNR paper, PSNR ours, Exact ours, Time paper (GPU), Time ours (CPU)"
-    return Drawing(
-        [Table(columns.split(", "), lines)], notes=[*NOTES, verdicts(rows["prior_work"])]
-    )
+    return Section([table(columns, lines)], notes=[*NOTES, verdicts(rows["prior_work"])])
 
 
 EXPERIMENT = Experiment(

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 from spear.data import TabularData, adult
-from spear.experiments.common import Case, Drawing, Experiment, Table
-from spear.experiments.common.batches import attack, claims
+from spear.experiments.common import Case, Experiment, Section, table
+from spear.experiments.common.batches import attack
 from spear.experiments.common.experiment import Rows
-from spear.experiments.common.figures import mean, metric, rate, seconds, verdicts, which
+from spear.experiments.common.figures import mean, metric, rate, seconds, verdicts, where
 from spear.federated import fedsgd, mlp
 from spear.metrics import score_table
-from spear.trials import Measured
+from spear.trials import Measured, claims
 from spear.update import observe
 
 # Discrete accuracy in per cent, continuous MAE and minutes a batch, as the paper has them.
@@ -38,7 +38,7 @@ def people(root: Path) -> TabularData:
 
 def measure(case: Case) -> Measured:
     table = people(case.data)
-    order = torch.randperm(len(table), generator=torch.Generator().manual_seed(case.seed))
+    order = torch.randperm(len(table), generator=case.generator())
     x, y = table.batch(order[: case["b"]].tolist())
     model = mlp(table.inputs, table.classes, width=case["m"], seed=case.seed)
     attacked = attack(case, observe(model, fedsgd(model, x, y)), model)
@@ -50,17 +50,17 @@ def measure(case: Case) -> Measured:
         "missing": score.pairs.missing,
         "rank": int(torch.linalg.matrix_rank(x.double())),  # below b no batch comes back whole
     }
-    return Measured(attacked.result.outcome.name, metrics, attacked.seconds, attacked.stages)
+    return attacked.measured(metrics)
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
-    own = which(rows["tabular"], **CELL)
+def draw(rows: Mapping[str, Rows]) -> Section:
+    own = where(rows["tabular"], **CELL)
     discrete = [100 * value for value in metric(own, "discrete")]
     ours = [mean(discrete, len(own), 2), mean(metric(own, "continuous"), len(own)), rate(own)]
     lines = [[f"{name}, paper", *values[:2], "–", values[2]] for name, values in PAPER.items()]
     lines.append(["SPEAR, ours", *ours, f"{seconds(own)} (CPU)"])
     columns = ["Method", "Discrete acc (%)", "Continuous MAE", "Exact batches", "Time"]
-    return Drawing([Table(columns, lines)], notes=[*NOTES, verdicts(own)])
+    return Section([table(columns, lines)], notes=[*NOTES, verdicts(own)])
 
 
 EXPERIMENT = Experiment(

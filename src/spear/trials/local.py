@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 
@@ -38,11 +38,11 @@ class LocalEngine:
         max_seconds: a trial that runs longer is stopped, and its row says so.
     """
 
-    workers: int = field(default_factory=lambda: min(os.cpu_count() or 1, _MAX_WORKERS_WINDOWS))
+    workers: int | None = None
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
+        if self.workers is not None and self.workers < 1:
             raise InvalidOption(
                 f"expected {{workers}} >= 1, got {self.workers}", arguments=("workers",)
             )
@@ -55,12 +55,13 @@ class LocalEngine:
         self, trials: Sequence[Trial], work: Work, on_step: OnStep
     ) -> Iterator[tuple[Row, Mapping[str, bytes]]]:
         """Rows with their pictures, in the order in which they are done."""
+        workers = self.workers or min(os.cpu_count() or 1, _MAX_WORKERS_WINDOWS)
         waiting = deque((trial, 1) for trial in trials)
         busy: list[_Worker] = []
         idle: list[_Worker] = []
         try:
             while waiting or busy:
-                while waiting and len(busy) < self.workers:
+                while waiting and len(busy) < workers:
                     worker = idle.pop() if idle else _Worker(work)
                     worker.start(*waiting.popleft())
                     busy.append(worker)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-
-from spear.experiments.common.batches import Batch, attack, judge
-from spear.experiments.common.drawing import Drawing, Table
+from spear.experiments.common.batches import attack, private_batch
+from spear.experiments.common.drawing import Section, table
 from spear.experiments.common.experiment import Case
-from spear.experiments.common.figures import mean, metric, rate, seconds, verdicts, which
+from spear.experiments.common.figures import mean, metric, rate, seconds, verdicts, where
 from spear.federated import fedavg
 from spear.inversion import Outcome
-from spear.trials import Measured, Row
+from spear.trials import Measured, Row, compare
 from spear.update import observe
 
 B = 20
@@ -33,33 +31,26 @@ def cell(lr: float, epochs: int, mini: int) -> dict[str, Any]:
 
 def measure(case: Case) -> Measured:
     """The client trains on its batch and sends its weights; they are inverted and judged."""
-    batch = Batch.draw(case, case["data"], case["b"], width=case["m"])
+    batch = private_batch(case)
     how = {
         "lr": case["lr"],
         "epochs": case["epochs"],
         "batch_size": case["mini"] if case["mini"] < case["b"] else None,
     }
-    order = torch.Generator().manual_seed(case.seed)
-    after = fedavg(batch.model, batch.inputs, batch.labels, generator=order, **how)
+    after = fedavg(batch.model, batch.inputs, batch.labels, generator=case.generator(), **how)
     attacked = attack(case, observe(batch.model, after=after, **how), batch.model)
-    _, metrics = judge(case, batch, attacked)
     proved = attacked.result.outcome is Outcome.EXACT
-    return Measured(
-        attacked.result.outcome.name,
-        {**metrics, "proved": proved},
-        attacked.seconds,
-        attacked.stages,
-    )
+    return attacked.measured({**compare(batch, attacked).metrics, "proved": proved})
 
 
-def draw(paper: Mapping[tuple[float, int, int], tuple[str, str]], rows: Iterable[Row]) -> Drawing:
+def draw(paper: Mapping[tuple[float, int, int], tuple[str, str]], rows: Iterable[Row]) -> Section:
     """The paper's PSNR and accuracy by learning rate, epochs and mini-batch, and ours beside them."""
     rows = list(rows)
     lines, shown = [], []
     for (lr, epochs, mini), (psnr, accuracy) in paper.items():
-        own = which(rows, **cell(lr, epochs, mini))
+        own = where(rows, **cell(lr, epochs, mini))
         shown += own
         ours = mean(metric(own, "psnr"), len(own))
         line = [f"{lr:g}", str(epochs), str(mini), psnr, ours, accuracy]
         lines.append([*line, rate(own), rate(own, "proved"), seconds(own)])
-    return Drawing([Table(_COLUMNS.split(", "), lines)], notes=[_NOTE, verdicts(shown)])
+    return Section([table(_COLUMNS, lines)], notes=[_NOTE, verdicts(shown)])

@@ -10,7 +10,7 @@ from spear import experiments
 from spear.errors import InvalidOption
 from spear.experiments.common.experiment import Experiment
 
-# The paper's order: its tables, those of the appendix, then its figures.
+# The paper's order: its tables, those of the appendix, its figures; then what is ours.
 ORDER = (
     "prior_work",
     "tabular",
@@ -34,6 +34,7 @@ ORDER = (
     "full_batch",
     "percentiles",
     "failed_batch",
+    "frontier",
 )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spear.errors import DataError
 from spear.experiments.common import catalogue
-from spear.experiments.common.drawing import Drawing
+from spear.experiments.common.drawing import Section, latex, markdown
 from spear.experiments.common.experiment import Experiment
 from spear.experiments.common.reproduce import rows_for
 from spear.files import make_private, write_private
@@ -28,11 +28,10 @@ a CPU."""
 
 def write(name: str, results: Path, out: Path) -> str:
     """An experiment's tables as Markdown and LaTeX, its plots and pictures, into a folder."""
-    drawing, text = _drawn(name, results, out)
+    section, text = _drawn(name, results, out)
     write_private(out / f"{name}.md", f"{text}\n".encode())
-    if drawing.tables:
-        latex = "\n".join(table.latex() for table in drawing.tables)
-        write_private(out / f"{name}.tex", latex.encode())
+    if section.tables:
+        write_private(out / f"{name}.tex", "\n".join(map(latex, section.tables)).encode())
     return text
 
 
@@ -44,34 +43,34 @@ def page(names: Sequence[str], results: Path, path: Path) -> None:
     write_private(path, ("\n\n".join([_INTRO, *linked]) + "\n").encode())
 
 
-def _drawn(name: str, results: Path, out: Path) -> tuple[Drawing, str]:
+def _drawn(name: str, results: Path, out: Path) -> tuple[Section, str]:
     """Plots and pictures into the folder; and the drawing, and all of it as Markdown."""
     experiment, rows = catalogue.load(name), rows_for(name, results)
-    drawing = experiment.draw(rows)
+    section = experiment.draw(rows)
     make_private(out)
-    shown = [*_plots(name, drawing, out), *_pictures(name, drawing, results, out)]
+    shown = [*_plots(name, section, out), *_pictures(name, section, results, out)]
     parts = [
         f"## {experiment.place}: {experiment.title}",
-        *(table.markdown() for table in drawing.tables),
+        *map(markdown, section.tables),
         *(f"![{experiment.place}]({file})\n\n*{caption}*" for file, caption in shown),
-        *drawing.notes,
+        *section.notes,
         _origin(name, experiment, [row for part in rows.values() for row in part]),
     ]
-    return drawing, "\n\n".join(parts)
+    return section, "\n\n".join(parts)
 
 
-def _plots(name: str, drawing: Drawing, out: Path) -> list[tuple[str, str]]:
+def _plots(name: str, section: Section, out: Path) -> list[tuple[str, str]]:
     shown = []
-    for plot in drawing.plots:
+    for plot in section.plots:
         with plots.style():
             files = plots.save(plot.figure(), out / f"{name}-{plot.name}")
         shown.append((files[0].name, plot.caption))
     return shown
 
 
-def _pictures(name: str, drawing: Drawing, results: Path, out: Path) -> list[tuple[str, str]]:
+def _pictures(name: str, section: Section, results: Path, out: Path) -> list[tuple[str, str]]:
     shown = []
-    for picture in drawing.pictures:
+    for picture in section.pictures:
         path = out / f"{name}-{picture.name}.png"
         stored = RowFile(results, name).picture(picture.file)
         if not stored.is_file():
