@@ -11,8 +11,8 @@ import torch
 from spear import theory
 from spear.errors import InvalidOption
 from spear.experiments.common import catalogue
-from spear.experiments.common.curves import counts, per_point, quantile
 from spear.experiments.common.experiment import Case, Plan
+from spear.experiments.common.figures import counts, per_point, quantile
 from spear.experiments.common.searching import (
     LIMIT_SINGULAR,
     PlainFinder,

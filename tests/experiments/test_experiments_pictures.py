@@ -12,6 +12,7 @@ pytest.importorskip("matplotlib", reason="needs the plots extra")
 
 from PIL import Image
 
+import spear
 from spear.errors import InvalidOption
 from spear.experiments.common import catalogue, page
 from spear.experiments.common.experiment import Case, Plan
@@ -25,7 +26,6 @@ from spear.experiments.common.galleries import (
     judged,
     plain,
 )
-from spear.metrics import score_images
 from spear.trials import Row, RowFile, Status, Trial
 from spear.trials.trial import measure as measured
 
@@ -174,20 +174,23 @@ def test_a_batch_without_a_result_is_not_passed_over():
     assert "but 1 ended without a result" in notes[-1]
 
 
-def four_images(known):
+def four_images(certified):
     """Three of four images came back, in another order: right, a little off, very wrong."""
-    truth = torch.rand(4, 3, 8, 8, dtype=torch.float64)
+    truth = torch.rand(4, 3 * 8 * 8, dtype=torch.float64)
     found = torch.stack([truth[2] + 1e-2, truth[0], truth[3] + 0.2])
-    return found, truth, score_images(found, truth), torch.tensor(known)
+    planted = plant(3, n=10, m=30)
+    result = replace(spear.invert(planted.view), inputs=found, certified=torch.tensor(certified))
+    batch = Batch(truth, torch.arange(4), planted.model, ImageFormat((3, 8, 8)))
+    return compare(batch, Attacked(planted.view, result, 0.1))
 
 
 def test_tiles_say_what_was_certified_and_what_is_missing():
-    found, _, score, certified = four_images([False, True, False])
-    tiles = judged(found, score, certified)
+    compared = four_images([False, True, False])
+    tiles = judged(compared)
     assert [tile.frame for tile in tiles] == [CERTIFIED, None, UNCERTIFIED, UNCERTIFIED]
     assert [tile.image is None for tile in tiles] == [False, True, False, False]
     assert [tile.caption for tile in tiles] == ["400 dB", "missing", "40 dB", "14 dB"]
-    assert torch.equal(tiles[2].image, found[0])
+    assert torch.equal(tiles[2].image, compared.attacked.result.inputs[0].view(3, 8, 8))
     assert sorted(range(4), key=lambda i: tiles[i].rank) == [0, 2, 3, 1]
 
 

@@ -8,17 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from pathlib import Path
-from typing import Any
 
 from spear.errors import InvalidOption
-from spear.experiments.bench import tables
-from spear.experiments.bench.frontier import NAMES
 from spear.metrics import Rate
 
 SUMMARY = "measured.json"
@@ -57,54 +51,6 @@ class PastMeasurement:
         return f"b = {self.b}, m = {self.m}, {self.data}{kind}"
 
 
-def summarise(folder: Path) -> list[PastMeasurement]:
-    """The summary of the rows in `benchmarks/rows`."""
-    rows = tables.load(folder / "frontier.jsonl")
-    found = []
-    for s in tables.summarise(rows):
-        own = next(row for row in rows if row["data"] == s.setting.data and row["b"] == s.setting.b)
-        found.append(
-            PastMeasurement(
-                "frontier.jsonl",
-                NAMES[s.setting.data],
-                s.setting.raw,
-                _INPUTS[s.setting.data],
-                s.setting.b,
-                s.setting.m,
-                s.batches,
-                s.exact,
-                round(s.median, 3),
-                round(s.p90, 3),
-                f"{own['threads']} CPU threads, torch {own['torch']}",
-            )
-        )
-    lines = (folder / "tabular.jsonl").read_text(encoding="utf-8").splitlines()
-    return found + _tables([json.loads(line) for line in lines])
-
-
-def _tables(rows: list[dict[str, Any]]) -> list[PastMeasurement]:
-    found = []
-    for b, m in dict.fromkeys((row["b"], row["m"]) for row in rows):
-        own = [row for row in rows if (row["b"], row["m"]) == (b, m)]
-        seconds = sorted(row["seconds"] for row in own)
-        found.append(
-            PastMeasurement(
-                "tabular.jsonl",
-                "ADULT",
-                False,
-                _ADULT_INPUTS,
-                b,
-                m,
-                len(own),
-                sum(row["exact"] for row in own),
-                round(statistics.median(seconds), 3),
-                round(seconds[min(len(seconds) - 1, int(0.9 * len(seconds)))], 3),
-                "one machine's CPU, threads not recorded",
-            )
-        )
-    return found
-
-
 @cache
 def measured() -> tuple[PastMeasurement, ...]:
     """The summary that comes with the package."""
@@ -136,13 +82,3 @@ def nearest(b: int, m: int, inputs: int) -> tuple[PastMeasurement, ...]:
     best = min(hard, key=distance)
     same = [row for row in hard if (row.b, row.m) == (best.b, best.m)]
     return tuple(sorted(same, key=lambda row: abs(math.log(row.inputs / inputs))))
-
-
-def write(folder: Path, path: Path) -> None:
-    """Sum up the rows in a folder and store that as JSON, a row a line."""
-    lines = [json.dumps(asdict(row)) for row in summarise(folder)]
-    path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]), Path(__file__).with_name(SUMMARY))

@@ -90,7 +90,7 @@ def what_it_reads(layer: LayerView) -> Check:
     words = (
         f"{size} can be attacked ({layer.report.why}), but reads {layer.reads}: these "
         "come back exactly, and the data as far as what stands before can be inverted "
-        "(docs/features.md)."
+        "(docs/settings.md)."
     )
     remark = Remark(Level.EXPOSED, "reads activations", words)
     return Check((remark,), Exposure.PARTLY, f"what comes back are {layer.reads}, not the data")

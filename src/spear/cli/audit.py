@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -17,43 +17,35 @@ from rich.table import Table
 
 from spear.cli import options as told
 from spear.cli.console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
-from spear.cli.output_files import apart, parse_image_format, writable, write
-from spear.cli.progress import watched
 from spear.errors import DataError, InvalidOption
-from spear.experiments.common.reproduce import Part
-from spear.federated import Privacy
-from spear.report import Finding, Report
-from spear.sweep import (
-    EXPLANATIONS,
-    LEAKAGE,
-    Grid,
-    Leakage,
-    LeakageLevel,
-    Subject,
-    Sweep,
-    Training,
-    default_lists,
-    exit_code,
-    forget_examples,
-    keep_examples,
-    kept_examples,
-    local_engine,
-    pending_trials,
-    pick_examples,
-    run_trials,
-    setting_name,
-    sweep_report,
-)
-from spear.trials import Engine, Remaining, RowFile, Trial
+
+if TYPE_CHECKING:
+    from spear.report import Finding, Report
+    from spear.report import Table as ReportTable
+    from spear.sweep import Sweep
+    from spear.trials import Engine
 
 _WHAT, _COST, _RUN = "What is audited", "What training costs", "The run"
 _WRITE = "What to write"
-_COLOURS = {
-    LeakageLevel.EXACT: "red",
-    LeakageLevel.SINGLE: "red",
-    LeakageLevel.RECOGNISABLE: "yellow",
-    LeakageLevel.NOTHING: "green",
-    LeakageLevel.UNMEASURED: "dim",
+_COLOURS = {  # of verdicts, the worst first
+    "whole batches exact": "red",
+    "single samples exact": "red",
+    "recognisable": "yellow",
+    "nothing recovered": "green",
+    "not measured": "dim",
+}
+_SHOWN = {  # columns of the report's table, and what they are called on a terminal
+    "batches leaking, %": "leaks %",
+    "at least, %": "from",
+    "at most, %": "to",
+    "batches exact, %": "exact %",
+    "best PSNR, dB": "best dB",
+    "median seconds": "s",
+    "held-out accuracy, %": "accuracy",
+    "held-out loss": "loss",
+    "cost, points": "cost",
+    "cost, loss": "cost",
+    "± of cost": "±",
 }
 EPILOG = """Examples:
 
@@ -186,6 +178,20 @@ def audit(
     ] = False,
 ) -> None:
     """Attack a model under many settings: where does leakage start and stop, and at what cost?"""
+    from spear.cli.output_files import apart, parse_image_format, writable, write
+    from spear.federated import Privacy
+    from spear.sweep import (
+        Grid,
+        Subject,
+        Sweep,
+        Training,
+        default_lists,
+        exit_code,
+        forget_examples,
+        local_engine,
+        sweep_report,
+    )
+
     began = time.monotonic()
     lists = {
         "samples": _list(samples, int),
@@ -235,46 +241,34 @@ def audit(
         settings={"command": shlex.join(["spear", *sys.argv[1:]])},
         seconds=None if only_draw else time.monotonic() - began,
     )
-    found = planned.summary(out)
-    show(console, planned, found, made, quiet=quiet, verbose=verbose)
+    show(console, made, quiet=quiet, verbose=verbose)
     for path in write(made.redacted() if redact else made, json, target):
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
-    raise typer.Exit(exit_code(found))
+    raise typer.Exit(exit_code(planned.summary(out)))
 
 
 def _run(
     planned: Sweep, out: Path, engine: Engine, console: Console, *, quiet: bool, again: bool
 ) -> None:
+    from spear.cli.reproduce import run_part, stoppable
+    from spear.sweep import work
+
     if not quiet:
-        count = len(planned.grid.settings)
         console.print(
-            f"{count} settings, {planned.repeats} private batches each; base: "
+            f"{len(planned.grid.settings)} settings, {planned.repeats} private batches each; base: "
             f"{escape(planned.grid.base.words())}",
             soft_wrap=True,
         )
-    try:
-        for trials in (planned.trials(), planned.trainings()):
-            part = _part(trials, out, again)
-            if not part.open:
-                continue
-            remaining = Remaining(part.open, RowFile(out, part.name).rows().values())
-            with watched(part, remaining, quiet) as watch:
-                for row in run_trials(planned, part.open, out, engine, watch.step, again=again):
-                    remaining.done(row)
-                    watch.row(row)
-    except KeyboardInterrupt:
-        words = f"stopped; what was done is in {out}: the same command goes on from there"
-        console.print(escape(words), soft_wrap=True)
-        raise typer.Exit(130) from None
-
-
-def _part(trials: Sequence[Trial], out: Path, again: bool) -> Part:
-    experiment = trials[0].experiment if trials else LEAKAGE
-    return Part(experiment, trials, pending_trials(trials, out, again=again))
+    with stoppable(console, out):
+        for part in planned.parts(out, again=again):
+            run_part(part, work(planned), engine, console, quiet=quiet)
 
 
 def _examples(planned: Sweep, out: Path, *, only_draw: bool, redact: bool) -> Sequence[Finding]:
     """Of an earlier run if nothing is to be run; kept beside the rows unless redacted."""
+    from spear.sweep import LEAKAGE, keep_examples, kept_examples, pick_examples
+    from spear.trials import RowFile
+
     if only_draw:
         if not RowFile(out, LEAKAGE).rows():
             raise DataError(f"{out} holds no rows of an audit: run it without --only-draw first")
@@ -300,61 +294,32 @@ def _list(text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...]:
         raise InvalidOption(f"expected a list such as 8,16,32, got {text!r}: {error}") from error
 
 
-def show(
-    console: Console,
-    planned: Sweep,
-    found: Sequence[Leakage],
-    made: Report,
-    *,
-    quiet: bool,
-    verbose: bool,
-) -> None:
+def show(console: Console, made: Report, *, quiet: bool, verbose: bool) -> None:
     """The table, where leakage starts and stops, and the verdict."""
+    from spear.sweep import EXPLANATIONS
+
     if not quiet:
-        console.print(_table(planned, found))
+        console.print(_table(made.tables[0]))
         for remark in made.remarks:
             if verbose or remark.subject not in EXPLANATIONS:
                 console.print(
                     f"[b]{escape(remark.subject)}[/b]: {escape(remark.words)}", soft_wrap=True
                 )
-    worst = min(
-        (a.verdict for a in found), key=list(LeakageLevel).index, default=LeakageLevel.UNMEASURED
-    )
-    colour = _COLOURS[worst]
+    verdicts = {str(row[1]) for row in made.tables[0].rows}
+    colour = next((_COLOURS[verdict] for verdict in _COLOURS if verdict in verdicts), "dim")
     console.print(f"[b {colour}]{escape(made.headline)}[/b {colour}]", soft_wrap=True)
 
 
-def _table(planned: Sweep, found: Sequence[Leakage]) -> Table:
-    classes = planned.subject.samples().classes is not None
-    quality = "accuracy" if classes else "loss"
+def _table(full: ReportTable) -> Table:
+    """What the terminal has room for."""
+    shown = [(i, _SHOWN[name]) for i, name in enumerate(full.columns) if name in _SHOWN]
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), show_edge=False)
     table.add_column("setting", min_width=20, overflow="fold")
-    for title in ("leaks", "95 %", "exact", "best dB", "s", quality, "cost"):
+    for _, title in shown:
         table.add_column(title, justify="right", no_wrap=True)
-    for leakage in found:
-        colour = _COLOURS[leakage.verdict]
-        low, high = leakage.leaked.interval()
-        gain = leakage.utility
-        unit = 100 if classes else 1
-        table.add_row(
-            escape(setting_name(leakage, planned.grid.base)),
-            f"[{colour}]{leakage.leaked.count}/{leakage.leaked.trials}[/{colour}]",
-            f"{100 * low:.0f}-{100 * high:.0f}",
-            f"{leakage.exact.count}/{leakage.exact.trials}",
-            _number(leakage.best, 1),
-            _number(leakage.seconds, 1),
-            _number(unit * gain.quality if gain else None, 1 if classes else 3),
-            _with_spread(gain.cost if gain else None, gain.cost_spread if gain else None, unit),
-        )
+    for row in full.rows:
+        colour = _COLOURS[str(row[1])]
+        cells = ["-" if row[i] is None else f"{row[i]:g}" for i, _ in shown]
+        cells[0] = f"[{colour}]{cells[0]}[/{colour}]"
+        table.add_row(escape(str(row[0])), *cells)
     return table
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _with_spread(value: float | None, spread: float | None, unit: float) -> str:
-    if value is None:
-        return "-"
-    shown = ".1f" if unit > 1 else ".2g"
-    return f"{unit * value:{shown}}" + ("" if spread is None else f" ±{unit * spread:{shown}}")

@@ -306,7 +306,8 @@ def tiles(compared: Compared, traced: Traced) -> dict[str, Any]:
     batch, view = compared.batch, compared.attacked.view
     gradient = view.weight_grad.double()
     R = torch.linalg.lstsq(traced.factors.L, gradient).solution  # (b, n)
-    mixes = R.view(-1, *batch.pixels(R).shape[1:])[:, :, ::2, ::2]
+    originals, recovered = batch.pixels(batch.inputs), aligned(compared)
+    mixes = R.view(-1, *originals.shape[1:])[:, :, ::2, ::2]
     return {
         "gradient": pictures.data_uri(_grey(gradient[:, :: max(1, view.inputs // 128)])[None]),
         "R": [pictures.data_uri(_grey(mix)) for mix in mixes],

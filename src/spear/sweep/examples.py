@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spear.report import Finding, Report, load
-from spear.sweep import trial as attack_trial
 from spear.sweep.leakage import Leakage, LeakageLevel, percent
 from spear.sweep.plan import Sweep
 from spear.sweep.report import setting_name
@@ -21,10 +20,9 @@ def pick_examples(sweep: Sweep, found: Sequence[Leakage]) -> list[Finding]:
     """One update at each end, attacked again: what leaks most, what barely does, what does not."""
     base = sweep.grid.base
     return [
-        attack_trial.finding(
-            attacked_again(sweep, leakage, row.seed),
+        attacked_again(sweep, leakage, row.seed).finding(
             f"{setting_name(leakage, base)} (seed {row.seed})",
-            (f"{why}; at this setting {percent(leakage.leaked)} leaked.",),
+            [f"{why}; at this setting {percent(leakage.leaked)} leaked."],
         )
         for why, leakage, row in _extremes(found)
     ]

@@ -9,12 +9,12 @@ from typing import Any
 from spear.errors import MissingExtra
 from spear.inversion import Outcome
 from spear.report import Cell, Finding, Level, Remark, Report, Table
-from spear.sweep import trial as attack_trial
 from spear.sweep import utility
 from spear.sweep.leakage import Leakage, LeakageLevel, percent, trend
 from spear.sweep.plan import Sweep
 from spear.sweep.plots import drawings
 from spear.sweep.setting import Setting
+from spear.sweep.trial import BEYOND_FLAT_DB, OTHER_DB, PICTURE_DB
 
 
 def leakage_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
@@ -252,11 +252,11 @@ def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
     """What the figures are, and what they are not."""
     data = sweep.subject.samples()
     unit = (
-        f"a picture is recognisable from {attack_trial.PICTURE_DB:.0f} dB PSNR on, if it also beats "
-        f"the best flat colour by {attack_trial.BEYOND_FLAT_DB:.0f} dB"
+        f"a picture is recognisable from {PICTURE_DB:.0f} dB PSNR on, if it also beats "
+        f"the best flat colour by {BEYOND_FLAT_DB:.0f} dB"
         if data.image_format is not None
         else "the data is no picture: errors are measured in standard deviations of each feature, and "
-        f"a sample is recognisable from {attack_trial.OTHER_DB:.0f} dB on, within 0.32 of one"
+        f"a sample is recognisable from {OTHER_DB:.0f} dB on, within 0.32 of one"
     )
     told = [
         Remark(

@@ -8,7 +8,7 @@ from typing import Any
 from spear.experiments.common.batches import attack, private_batch
 from spear.experiments.common.drawing import Section, table
 from spear.experiments.common.experiment import Case
-from spear.experiments.common.figures import mean, metric, rate, seconds, verdicts, where
+from spear.experiments.common.figures import mean, metric, rate, seconds, verdicts
 from spear.federated import fedavg
 from spear.inversion import Outcome
 from spear.trials import Measured, Row, compare
@@ -23,9 +23,9 @@ _NOTE = (
 )
 
 
-def cell(lr: float, epochs: int, mini: int) -> dict[str, Any]:
-    """A row of the tables: learning rate, epochs, samples a local step."""
-    how = {"lr": lr, "epochs": epochs, "mini": mini}
+def cell(lr: float, epochs: int, mini: int, momentum: float) -> dict[str, Any]:
+    """A row of the tables: learning rate, epochs, samples a local step, momentum."""
+    how = {"lr": lr, "epochs": epochs, "mini": mini} | ({"momentum": momentum} if momentum else {})
     return {"data": "tiny_imagenet", "b": B, "m": 200, **how, "max_seconds": 60}
 
 
@@ -36,6 +36,7 @@ def measure(case: Case) -> Measured:
         "lr": case["lr"],
         "epochs": case["epochs"],
         "batch_size": case["mini"] if case["mini"] < case["b"] else None,
+        "momentum": case.settings.get("momentum", 0.0),
     }
     after = fedavg(batch.model, batch.inputs, batch.labels, generator=case.generator(), **how)
     attacked = attack(case, observe(batch.model, after=after, **how), batch.model)
@@ -43,14 +44,18 @@ def measure(case: Case) -> Measured:
     return attacked.measured({**compare(batch, attacked).metrics, "proved": proved})
 
 
-def draw(paper: Mapping[tuple[float, int, int], tuple[str, str]], rows: Iterable[Row]) -> Section:
+def draw(
+    paper: Mapping[tuple[float, int, int, float], tuple[str, str]], rows: Iterable[Row]
+) -> Section:
     """The paper's PSNR and accuracy by learning rate, epochs and mini-batch, and ours beside them."""
     rows = list(rows)
     lines, shown = [], []
-    for (lr, epochs, mini), (psnr, accuracy) in paper.items():
-        own = where(rows, **cell(lr, epochs, mini))
+    for how, (psnr, accuracy) in paper.items():
+        (lr, steps, mini, momentum), settings = how, cell(*how)
+        own = [row for row in rows if row.settings == settings]
         shown += own
         ours = mean(metric(own, "psnr"), len(own))
-        line = [f"{lr:g}", str(epochs), str(mini), psnr, ours, accuracy]
+        epochs = f"{steps}, momentum {momentum}" if momentum else str(steps)
+        line = [f"{lr:g}", epochs, str(mini), psnr, ours, accuracy]
         lines.append([*line, rate(own), rate(own, "proved"), seconds(own)])
     return Section([table(_COLUMNS, lines)], notes=[_NOTE, verdicts(shown)])
