@@ -22,15 +22,17 @@ from typing import Any
 import torch
 
 import spear
-from spear import data
-from spear.experiments.bench.frontier import Batch, Setting
+from spear.experiments.common.batches import private_batch
+from spear.experiments.common.experiment import Case
+from spear.experiments.frontier import cell
 from spear.search.parallel import one_thread
+from spear.trials import Batch
 
 SAMPLES = 16_000_000
 CASES = {
-    "cascade 200/1000": (Setting("tiny_imagenet", 200, 1000), "cascade"),
-    "cascade 256/2000": (Setting("tiny_imagenet", 256, 2000), "cascade"),
-    "sampling 20/200": (Setting("cifar10", 20, 200), spear.SamplingFinder(max_samples=SAMPLES)),
+    "cascade 200/1000": ("tiny_imagenet:200x1000", "cascade"),
+    "cascade 256/2000": ("tiny_imagenet:256x2000", "cascade"),
+    "sampling 20/200": ("cifar10:20x200", spear.SamplingFinder(max_samples=SAMPLES)),
 }
 ARMS = ("one process", "two processes", "two threads")
 STAGES = ("factorise", "seek", "settle", "round", "read", "search", "select", "certify")
@@ -47,9 +49,7 @@ class Run:
     stages: dict[str, float]
     cpu_here: float
     cpu_workers: list[float]
-    others: (
-        float | None
-    )  # cores that other processes kept busy meanwhile: much above 0 spoils seconds
+    others: float | None  # cores that others kept busy meanwhile: much above 0 spoils seconds
     outcome: str
     same_bits: bool | None  # as the first run of one process; two threads round differently
 
@@ -85,16 +85,19 @@ def busy_seconds() -> float | None:
     return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def timed(case: str, arm: str, batch: Batch, executor: ProcessPoolExecutor) -> tuple[Any, Any]:
+def timed(
+    case: str, arm: str, batch: Batch, seed: int, executor: ProcessPoolExecutor
+) -> tuple[Any, Any]:
     """The result, and what it took: the middle fields of a `Run`."""
+    view = batch.view()
     torch.set_num_threads(2 if arm == "two threads" else 1)
     busy, workers = busy_seconds(), cpu_seconds(executor)
     here, began = time.process_time(), time.monotonic()
     result = spear.invert(
-        batch.view,
+        view,
         model=batch.model,
         finder=CASES[case][1],
-        generator=torch.Generator().manual_seed(batch.seed),
+        generator=torch.Generator().manual_seed(seed),
         executor=executor if arm == "two processes" else None,
     )
     seconds, here = time.monotonic() - began, time.process_time() - here
@@ -108,13 +111,13 @@ def timed(case: str, arm: str, batch: Batch, executor: ProcessPoolExecutor) -> t
 
 
 def measure(case: str, args: argparse.Namespace, executor: ProcessPoolExecutor) -> list[Run]:
-    setting, _ = CASES[case]
-    batch = Batch.draw(setting, args.seed, getattr(data, setting.data)(args.data))
+    drawn = Case(cell(CASES[case][0]), args.seed, Path(args.data), lambda words, share: None)
+    batch = private_batch(drawn)
     runs: list[Run] = []
     first = None
     for repeat in range(args.repeats):
         for arm in args.arms:
-            result, took = timed(case, arm, batch, executor)
+            result, took = timed(case, arm, batch, args.seed, executor)
             first = result if first is None else first
             same = None if arm == "two threads" else torch.equal(result.inputs, first.inputs)
             runs.append(Run(case, arm, repeat, *took, result.outcome.name, same))

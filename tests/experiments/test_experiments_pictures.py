@@ -26,8 +26,10 @@ from spear.experiments.common.galleries import (
     judged,
     plain,
 )
-from spear.trials import Row, RowFile, Status, Trial
+from spear.report import ImageFormat
+from spear.trials import Attacked, Batch, Row, RowFile, Status, Trial, compare
 from spear.trials.trial import measure as measured
+from support.planted import plant
 
 NAMES = ("full_batch", "teaser", "percentiles", "failed_batch", "overview")
 CELL = {"data": "tiny_imagenet", "b": 20, "m": 200, "finder": "cascade", "max_seconds": 120}

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from spear.cli.console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
+from spear.cli.console import MOST_TRIALS, PlainConsole
+from spear.cli.reproduce import Again, Data, OnlyDraw, Seed, Workers, run_part, stoppable
 from spear.errors import InvalidOption
 
 console = PlainConsole()
@@ -22,28 +23,20 @@ def bench(
     batches: Annotated[
         int, typer.Option(min=1, max=MOST_TRIALS, help="Fresh batches per setting.")
     ] = 20,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first batch.")] = 0,
+    seed: Seed = 0,
     compare: Annotated[
         int, typer.Option(min=0, help="Batches per setting that the sampling finder inverts too.")
     ] = 0,
     max_seconds: Annotated[float, typer.Option(help="Per inversion.")] = 600,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, max=MOST_WORKERS, help="Processes, one thread each; one per core."),
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(envvar="SPEAR_DATA", help="Folder with the datasets.")
-    ] = None,
+    workers: Workers = None,
+    data: Data = None,
     out: Annotated[Path, typer.Option(help="Where rows are appended.")] = Path("frontier.jsonl"),
     plot: Annotated[Path | None, typer.Option(help="Draw the frontier from OUT's rows.")] = None,
-    only_draw: Annotated[bool, typer.Option("--only-draw", help="Run nothing.")] = False,
-    again: Annotated[
-        bool, typer.Option("--again", help="Run failed and timed-out trials once more.")
-    ] = False,
+    only_draw: OnlyDraw = False,
+    again: Again = False,
 ) -> None:
     """Measure the engine on fresh batches of real images: exact rate, time, memory, PSNR."""
     from spear.cli.output_files import writable
-    from spear.cli.reproduce import run_part, stoppable
     from spear.experiments import frontier
     from spear.experiments.common import Plan, drawing, reproduce
     from spear.trials import LocalEngine, RowFile

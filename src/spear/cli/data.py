@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,9 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from spear.cli.console import PlainConsole
-from spear.data import Found, State, catalogue, survey
 
-_COLOURS = {State.FOUND: "green", State.DAMAGED: "red", State.MISSING: "yellow"}
+if TYPE_CHECKING:
+    from spear.data import Found
+
+_COLOURS = {"found": "green", "damaged": "red", "missing": "yellow"}  # of states
 console = PlainConsole()
 _WIDE = 1000  # characters of a line that no terminal folds
 
@@ -31,6 +33,8 @@ def data(
 
     Ends with 1 if something is damaged, with 2 if no folder was named or there is none.
     """
+    from spear.data import catalogue, survey
+
     found = catalogue() if folder is None else survey(folder)
     if as_json:
         console.out(json.dumps(_record(found, folder), indent=2), highlight=False)
@@ -40,7 +44,7 @@ def data(
         _show(found, folder, console if console.is_terminal else piped)
     if folder is None:
         raise typer.Exit(2)
-    if any(item.state is State.DAMAGED for item in found):
+    if any(item.state.value == "damaged" for item in found):
         raise typer.Exit(1)
 
 
@@ -63,7 +67,7 @@ def _record(found: Sequence[Found], folder: Path | None) -> dict[str, object]:
 
 
 def _show(found: Sequence[Found], folder: Path | None, console: Console) -> None:
-    wanted = [item for item in found if item.state is not State.FOUND]
+    wanted = [item for item in found if item.state.value != "found"]
     if folder is None:
         console.print("No folder was named: give --data or set SPEAR_DATA. What SPEAR reads there:")
     else:
@@ -82,8 +86,8 @@ def _table(found: Sequence[Found], folder: Path) -> Table:
     for column in table.columns:
         column.overflow = "fold"  # rather than cut off
     for item in found:
-        colour, what = _COLOURS[item.state], item.detail
-        if item.state is State.FOUND and item.where is not None:
+        colour, what = _COLOURS[item.state.value], item.detail
+        if item.state.value == "found" and item.where is not None:
             what = f"{item.where.relative_to(folder)}: {item.detail}"
         table.add_row(item.name, f"[{colour}]{item.state.value}[/{colour}]", escape(what))
     return table

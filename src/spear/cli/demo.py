@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from spear.cli.console import LARGEST_SEED, PlainConsole
-from spear.cli.progress import progress
-from spear.files import make_private, write_private
-from spear.inversion import Outcome
-from spear.trials import DemoRun, DemoSettings, run_demo
+
+if TYPE_CHECKING:
+    from spear.trials import DemoRun
 
 console = PlainConsole()
 
@@ -34,6 +33,10 @@ def demo(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
 ) -> None:
     """Recover real photos from one gradient, and show them beside the originals."""
+    from spear.cli.progress import progress
+    from spear.files import make_private, write_private
+    from spear.trials import DemoSettings, run_demo
+
     settings = DemoSettings(samples, width, depth, pixels, seed, finder, max_seconds)
     make_private(out)  # a folder that cannot be written to ends it here
     if not quiet:
@@ -50,7 +53,7 @@ def demo(
     _show_demo(run, out, quiet)
     if run.result.stats.get("interrupted"):
         raise typer.Exit(130)
-    if run.result.outcome is not Outcome.EXACT:
+    if run.result.outcome.name != "EXACT":
         raise typer.Exit(1)
 
 
@@ -67,7 +70,7 @@ def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
                 "none" if found is None else str(found),
             )
         console.print(table)
-    colour = "green" if run.result.outcome is Outcome.EXACT else "red"
+    colour = "green" if run.result.outcome.name == "EXACT" else "red"
     stats = run.result.stats
     work = f"{int(stats.get('rounds', 0))} rounds"
     if stats.get("submatrices"):

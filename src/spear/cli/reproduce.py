@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from spear.trials import Engine, Part, Work
 
 console = PlainConsole()
+# Options that `spear bench` has as well.
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first batch.")]
+Data = Annotated[Path | None, typer.Option(envvar="SPEAR_DATA", help="Folder with the datasets.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, max=MOST_WORKERS, help="Processes, one thread each; one per core."),
+]
+Again = Annotated[bool, typer.Option("--again", help="Run failed and timed-out trials once more.")]
+OnlyDraw = Annotated[
+    bool, typer.Option("--only-draw", help="Draw the rows there are; run nothing.")
+]
 
 
 def reproduce(
@@ -33,30 +44,21 @@ def reproduce(
             min=1, max=MOST_TRIALS, help="Batches per cell; the paper's number unless given."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first batch.")] = 0,
-    data: Annotated[
-        Path | None, typer.Option(envvar="SPEAR_DATA", help="Folder with the datasets.")
-    ] = None,
+    seed: Seed = 0,
+    data: Data = None,
     results: Annotated[Path, typer.Option(help="Folder of the rows and drawings.")] = Path(
         "spear-results"
     ),
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, max=MOST_WORKERS, help="Processes, one thread each; one per core."),
-    ] = None,
+    workers: Workers = None,
     max_seconds: Annotated[
         float | None, typer.Option(help="Stop a trial after this long; it counts as timed out.")
     ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Run failed and timed-out trials once more.")
-    ] = False,
+    again: Again = False,
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     address: Annotated[
         str | None, typer.Option(help="Of the Ray cluster; starts one here unless given.")
     ] = None,
-    only_draw: Annotated[
-        bool, typer.Option("--only-draw", help="Draw the rows there are; run nothing.")
-    ] = False,
+    only_draw: OnlyDraw = False,
     page: Annotated[Path | None, typer.Option(help="Draw everything on one Markdown page.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
 ) -> None:

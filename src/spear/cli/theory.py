@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from spear import theory as lemmas
 from spear.cli.console import PlainConsole
 from spear.errors import InvalidOption
 
@@ -24,6 +23,8 @@ def theory(
     ] = 1e-10,
 ) -> None:
     """What the paper's lemmas say about a batch size and a width."""
+    from spear import theory as lemmas
+
     b, m = batch_size, width
     if m > _WIDEST:
         raise InvalidOption(f"expected a width of at most {_WIDEST:,}, got {m:,}")

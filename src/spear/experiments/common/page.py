@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spear.errors import DataError
 from spear.experiments.common import catalogue
-from spear.experiments.common.drawing import Section, latex, markdown
+from spear.experiments.common.drawing import Picture, Plot, Section, latex, markdown
 from spear.experiments.common.experiment import Experiment
 from spear.experiments.common.reproduce import rows_for
 from spear.files import make_private, write_private
@@ -56,7 +56,7 @@ def _section(name: str, results: Path) -> tuple[Section, str]:
     """What is shown of an experiment, and all of it as Markdown."""
     experiment, rows = catalogue.load(name), rows_for(name, results)
     section = experiment.draw(rows)
-    shown = [*section.plots, *section.pictures]
+    shown: list[Plot | Picture] = [*section.plots, *section.pictures]
     parts = [
         f"## {experiment.place}: {experiment.title}",
         *map(markdown, section.tables),
