@@ -77,9 +77,13 @@ def recognised(compared: Compared) -> Tensor:
     if not compared.pictures:
         return score.psnr >= OTHER_DB
     truth = compared.batch.pixels(compared.truth).flatten(1)[score.pairs.truth]  # (p, n)
+    return is_clear(score.psnr, truth) | (score.psnr >= EXACT_DB)
+
+
+def is_clear(decibel: Tensor, truth: Tensor) -> Tensor:
+    """(p,) bool: which pictures (p, n) can be recognised, and are not met by a flat colour as well."""
     flat = truth.mean(1, keepdim=True).expand_as(truth)
-    clear = (score.psnr >= PICTURE_DB) & (score.psnr >= psnr(flat, truth) + BEYOND_FLAT_DB)
-    return clear | (score.psnr >= EXACT_DB)
+    return (decibel >= PICTURE_DB) & (decibel >= psnr(flat, truth) + BEYOND_FLAT_DB)
 
 
 def _layer_inputs(model: nn.Module, layer: str | None, inputs: Tensor) -> Tensor:
