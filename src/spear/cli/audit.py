@@ -21,7 +21,7 @@ from spear.cli.console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainCons
 from spear.errors import DataError, InvalidOption
 
 if TYPE_CHECKING:
-    from spear.report import Finding, Report
+    from spear.report import Cell, Finding, Report
     from spear.report import Table as ReportTable
     from spear.sweep import Sweep
     from spear.trials import Engine
@@ -32,19 +32,6 @@ _COLOURS = {  # of verdicts, the worst first
     "recognisable": "yellow",
     "nothing recovered": "green",
     "not measured": "dim",
-}
-_SHOWN = {  # columns of the report's table, and what they are called on a terminal
-    "batches leaking, %": "leaks %",
-    "at least, %": "from",
-    "at most, %": "to",
-    "batches exact, %": "exact %",
-    "best PSNR, dB": "best dB",
-    "median seconds": "s",
-    "held-out accuracy, %": "accuracy",
-    "held-out loss": "loss",
-    "cost, points": "cost",
-    "cost, loss": "cost",
-    "± of cost": "±",
 }
 EPILOG = """Examples:
 
@@ -259,14 +246,24 @@ def show(console: Console, made: Report, *, quiet: bool, verbose: bool) -> None:
 
 def _table(full: ReportTable) -> Table:
     """What the terminal has room for."""
-    shown = [(i, _SHOWN[name]) for i, name in enumerate(full.columns) if name in _SHOWN]
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), show_edge=False)
     table.add_column("setting", min_width=20, overflow="fold")
-    for _, title in shown:
+    quality = full.columns[10].removeprefix("held-out ").removesuffix(", %")
+    for title in ("leaks", "95 %", "exact", "best dB", "s", quality, "cost"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in full.rows:
-        colour = _COLOURS[str(row[1])]
-        cells = ["-" if row[i] is None else f"{row[i]:g}" for i, _ in shown]
-        cells[0] = f"[{colour}]{cells[0]}[/{colour}]"
-        table.add_row(escape(str(row[0])), *cells)
+        name, verdict, leaks, low, high, exact, *_, best, seconds, gain, _, cost, spread = row
+        colour = _COLOURS[str(verdict)]
+        table.add_row(
+            escape(str(name)),
+            f"[{colour}]{_number(leaks, '%')}[/{colour}]",
+            f"{low:.0f}-{high:.0f}",
+            _number(exact, "%"),
+            *map(_number, (best, seconds, gain)),
+            _number(cost) + ("" if spread is None else f" ±{_number(spread)}"),
+        )
     return table
+
+
+def _number(value: Cell, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.3g}{unit}"

@@ -92,7 +92,7 @@ def smaller(rows: Rows) -> Table:
     columns = ["CIFAR-10", *(f"PSNR ours, b = {b}" for b in SIZES), "Time ours (CPU)"]
     caption = (
         "The same network on CIFAR-10. Geiping et al. ran for 2,000 iterations with three weights of "
-        "total variation (TV). Times are means over all batch sizes."
+        "total variation (TV). Times are means over all batch sizes, on a busy machine."
     )
     return table(columns, lines, caption)
 
