@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("typer", reason="needs the cli extra")
 pytest.importorskip("rich", reason="needs the cli extra")
+from spear.errors import InvalidOption
 from spear.experiments.common import catalogue
 from spear.experiments.common.drawing import latex, markdown, table
 from spear.experiments.common.page import page_text
@@ -167,6 +168,11 @@ def test_tables_are_the_same_in_markdown_and_latex():
     assert r"a\_b & c \\" in text
     assert r"$\sigma$ $\le$ 3 & x \& y \\" in text
     assert r"\caption{50 \% of \#1}" in text
+
+
+def test_options_are_checked():
+    with pytest.raises(InvalidOption, match="batches >= 1"):
+        Options(Path("r"), batches=0)
 
 
 def test_the_results_page_is_drawn_from_the_committed_rows():

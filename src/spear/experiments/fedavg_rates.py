@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spear.experiments.common import Experiment
-from spear.experiments.common.averaging import cell, draw, measure
+from spear.experiments.fedavg_epochs import cell, draw, measure
 
 # Learning rate, epochs, samples a local step, momentum: PSNR and accuracy, as the paper has them.
 PAPER = {
