@@ -95,9 +95,9 @@ def rate(rows: Sequence[Row], name: str = "exact") -> str:
     """How many rows hold it, with the 95 % Clopper-Pearson interval; no result counts as no."""
     if not rows:
         return NOT_RUN
-    count = sum(bool(row.metrics.get(name)) for row in rows)
-    low, high = Rate(count, len(rows)).interval()
-    share = 100 * count / len(rows)
+    found = share_of(rows, name)
+    low, high = found.interval()
+    share = 100 * found.count / found.trials
     return f"{share:.4g} % ({100 * low:.1f}–{100 * high:.1f}) of {len(rows)}"
 
 
