@@ -29,42 +29,16 @@ def drawn(seed: int, b: int, n: int, m: int, dtype: torch.dtype = torch.float32)
     return mlp(n, 10, width=m, depth=3, seed=seed).to(dtype), x, y
 
 
-def fedsgd_small(seed):
-    model, x, y = drawn(seed, 1 + seed % 8, 80, 100)
-    return model, spear.observe(model, fedsgd(model, x, y))
+def gradient(seed, b, n, m, *, dtype=torch.float32, defence=None):
+    model, x, y = drawn(seed, b, n, m, dtype)
+    update = fedsgd(model, x, y)
+    return model, spear.observe(model, defence(update) if defence else update)
 
 
-def fedsgd_large(seed):
-    model, x, y = drawn(seed, (20, 32, 48, 64)[seed % 4], 300, 400)
-    return model, spear.observe(model, fedsgd(model, x, y))
-
-
-def fedsgd_float64(seed):
-    model, x, y = drawn(seed, 12, 80, 150, torch.float64)
-    return model, spear.observe(model, fedsgd(model, x, y))
-
-
-def fedavg_one(seed):
-    model, x, y = drawn(seed, 8, 80, 120)
-    after = fedavg(model, x, y, lr=0.05, epochs=1)
-    return model, spear.observe(model, after=after, lr=0.05, epochs=1)
-
-
-def fedavg_five(seed):
-    model, x, y = drawn(seed, 6, 80, 120)
-    after = fedavg(model, x, y, lr=0.01, epochs=5)
-    return model, spear.observe(model, after=after, lr=0.01, epochs=5)
-
-
-def noise(seed):
-    model, x, y = drawn(seed, 6, 80, 150)
-    generator = torch.Generator().manual_seed(seed)
-    return model, spear.observe(model, defences.add_noise(fedsgd(model, x, y), 1e-4, generator))
-
-
-def half(seed):
-    model, x, y = drawn(seed, 6, 80, 150)
-    return model, spear.observe(model, defences.half(fedsgd(model, x, y)))
+def weights(seed, b, lr, epochs):
+    model, x, y = drawn(seed, b, 80, 120)
+    after = fedavg(model, x, y, lr=lr, epochs=epochs)
+    return model, spear.observe(model, after=after, lr=lr, epochs=epochs)
 
 
 def tabular(seed):
@@ -73,7 +47,21 @@ def tabular(seed):
     return model, spear.observe(model, fedsgd(model, x, y % 2))
 
 
-KINDS = (fedsgd_small, fedsgd_large, fedsgd_float64, fedavg_one, fedavg_five, noise, half, tabular)
+def noise(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return gradient(seed, 6, 80, 150, defence=lambda u: defences.add_noise(u, 1e-4, generator))
+
+
+KINDS = {
+    "fedsgd_small": lambda seed: gradient(seed, 1 + seed % 8, 80, 100),
+    "fedsgd_large": lambda seed: gradient(seed, (20, 32, 48, 64)[seed % 4], 300, 400),
+    "fedsgd_float64": lambda seed: gradient(seed, 12, 80, 150, dtype=torch.float64),
+    "fedavg_one": lambda seed: weights(seed, 8, 0.05, 1),
+    "fedavg_five": lambda seed: weights(seed, 6, 0.01, 5),
+    "noise": noise,
+    "half": lambda seed: gradient(seed, 6, 80, 150, defence=defences.half),
+    "tabular": tabular,
+}
 
 
 def verdict(result: spear.Inversion):
@@ -95,12 +83,12 @@ def distances(one: spear.Inversion, other: spear.Inversion) -> tuple[float, floa
     return largest[0], largest[1]
 
 
-def measure(kind, seeds: int) -> None:
+def measure(kind: str, seeds: int) -> None:
     bits = verdicts = 0
     worst = (0.0, 0.0)
     outcomes: dict[str, int] = {}
     for seed in range(seeds):
-        model, view = kind(seed)
+        model, view = KINDS[kind](seed)
         found = []
         for threads in THREADS:
             torch.set_num_threads(threads)
@@ -111,24 +99,23 @@ def measure(kind, seeds: int) -> None:
         same = all(verdict(first) == verdict(other) for other in found[1:])
         verdicts += same
         if not same:
-            print(f"  {kind.__name__} seed {seed}: {[r.reason for r in found]}")
+            print(f"  {kind} seed {seed}: {[r.reason for r in found]}")
         for other in found[1:]:
             near = distances(first, other)
             worst = (max(worst[0], near[0]), max(worst[1], near[1]))
     told = ", ".join(f"{count} {name}" for name, count in sorted(outcomes.items()))
-    cells = [kind.__name__, seeds, told, bits, verdicts, f"{worst[0]:.1e}", f"{worst[1]:.1e}"]
+    cells = [kind, seeds, told, bits, verdicts, f"{worst[0]:.1e}", f"{worst[1]:.1e}"]
     print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--seeds", type=int, default=15)
-    options.add_argument("--kinds", nargs="+", default=[kind.__name__ for kind in KINDS])
+    options.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     given = options.parse_args()
     print(
         "| update | updates | outcomes | same bits | same verdict | certified apart | others apart |"
     )
     print("|---|---|---|---|---|---|---|", flush=True)
-    for kind in KINDS:
-        if kind.__name__ in given.kinds:
-            measure(kind, given.seeds)
+    for kind in given.kinds:
+        measure(kind, given.seeds)

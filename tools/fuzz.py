@@ -3,7 +3,7 @@
     pip install atheris
     python tools/fuzz.py torch -runs=100000 -max_total_time=600 corpus/
 
-Targets: torch (.pt), npz, safetensors, report (spear.load), rows (spear reproduce), bench (its rows),
+Targets: torch (.pt), npz, safetensors, report (spear.load), rows (spear reproduce, bench, audit),
 cifar (pickles), idx (MNIST), adult. Further arguments are libFuzzer's: `-runs`, `-max_total_time`, a
 folder to keep the corpus in, or a file that once crashed, to run it again. A corpus starts from valid
 and from hostile files. Any error but SPEAR's own is a crash.
@@ -30,7 +30,6 @@ with atheris.instrument_imports(include=["spear", "zipfile", "pickletools", "jso
     from spear.data import adult as adult_reader
     from spear.data.images import read_idx, unpickle
     from spear.errors import SpearError
-    from spear.experiments.bench import tables
     from spear.files.tensors import read_tensors
     from spear.report import load
     from spear.trials import RowFile
@@ -70,7 +69,6 @@ TARGETS = {
     "safetensors": _on("w.safetensors", read_tensors),
     "report": _on("report.json", _page),
     "rows": _on("main.jsonl", lambda path: RowFile(path.parent, "main").rows()),
-    "bench": _on("bench.jsonl", lambda path: tables.table(tables.load(path))),
     "cifar": _on("test_batch", unpickle),
     "idx": _on("images", lambda path: read_idx(path, 100, (28, 28))),
     "adult": _on("adult.data", _adult),

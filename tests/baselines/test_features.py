@@ -1,8 +1,6 @@
 """Features before a convolutional network's first linear layer, and images from them."""
 
-import doctest
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -184,10 +182,3 @@ def test_geiping_starts_where_it_is_told():
     ):
         with pytest.raises(InvalidOption, match=message):
             attack.invert(view, initial=wrong, **known)
-
-
-def test_the_page_runs_as_printed():
-    page = Path(__file__).parents[2] / "docs" / "features.md"
-    failed, ran = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
-    assert failed == 0
-    assert ran > 10

@@ -106,7 +106,7 @@ def test_demo_settings_are_checked():
 
 def test_bench_measures_and_draws(tmp_path, data_root):
     out, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
-    run = ["bench", "mnist:5x100", "--batches", "2", "--threads", "1", "--data", str(data_root)]
+    run = ["bench", "mnist:5x100", "--batches", "2", "--workers", "1", "--data", str(data_root)]
     done = spear(*run, "--out", str(out), "--plot", str(plot))
     assert done.returncode == 0, done.stderr
     assert "2 of 2" in done.stdout

@@ -1,10 +1,5 @@
 """Tables: UCI ADULT read, encoded, and recovered from gradients."""
 
-import doctest
-import json
-import runpy
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
@@ -272,18 +267,3 @@ def test_dependent_rows_are_never_called_exact(adult):
     assert result.batch_size == 15
     assert result.outcome is not Outcome.EXACT
     assert bool(found.exact_rows[result.certified].all())
-
-
-def test_the_pages_table_is_drawn_from_the_rows():
-    root = Path(__file__).parents[2]
-    rows = (root / "benchmarks" / "rows" / "tabular.jsonl").read_text(encoding="utf-8").splitlines()
-    table = runpy.run_path(str(root / "benchmarks" / "tabular.py"))["table"]
-    page = (root / "docs" / "tabular.md").read_text(encoding="utf-8")
-    assert table([json.loads(row) for row in rows]) in page
-
-
-def test_the_page_runs(data_root, monkeypatch):
-    monkeypatch.setenv("SPEAR_DATA", str(data_root.resolve()))
-    page = Path(__file__).parents[2] / "docs" / "tabular.md"
-    failed, ran = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
-    assert (failed, ran > 5) == (0, True)

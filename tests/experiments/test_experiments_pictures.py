@@ -12,9 +12,9 @@ pytest.importorskip("matplotlib", reason="needs the plots extra")
 
 from PIL import Image
 
+import spear
 from spear.errors import InvalidOption
 from spear.experiments.common import catalogue, page
-from spear.experiments.common.experiment import Case, Plan
 from spear.experiments.common.figures import NOT_RUN
 from spear.experiments.common.galleries import (
     CERTIFIED,
@@ -25,9 +25,11 @@ from spear.experiments.common.galleries import (
     judged,
     plain,
 )
-from spear.metrics import score_images
-from spear.trials import Row, RowFile, Status, Trial
+from spear.report import ImageFormat
+from spear.trials import Attacked, Batch, RowFile, Status, Trial, compare
 from spear.trials.trial import measure as measured
+from support.experiment_rows import case, row, trials
+from support.planted import plant
 
 NAMES = ("full_batch", "teaser", "percentiles", "failed_batch", "overview")
 CELL = {"data": "tiny_imagenet", "b": 20, "m": 200, "finder": "cascade", "max_seconds": 120}
@@ -38,24 +40,16 @@ def module(name):
     return sys.modules[f"spear.experiments.{name}"]
 
 
-def main_row(seed, psnr, exact=True, **settings):
-    cell = {**CELL, **settings}
-    trial = Trial("main", cell, seed)
-    metrics = {"psnr": psnr, "exact": exact}
-    return Row(trial.key, "main", cell, seed, Status.DONE, "EXACT", metrics, 1.0, {}, 1.0)
+def main_row(seed, psnr, exact=True, status=Status.DONE, **settings):
+    return row(Trial("main", {**CELL, **settings}, seed), {"psnr": psnr, "exact": exact}, status)
 
 
 def timed_out(seed):
-    row = main_row(seed, None)
-    return replace(row, status=Status.TIMED_OUT, outcome=None, metrics={}, seconds=None)
+    return main_row(seed, None, status=Status.TIMED_OUT)
 
 
 def plan(name, rows):
-    return catalogue.load(name).trials(name, Plan(100, 0, {"main": rows}))
-
-
-def case(settings, seed, root):
-    return Case(settings, seed, root, lambda words, share: None)
+    return trials(name, 100, main=rows)
 
 
 def stored(name, settings, seed, root):
@@ -115,11 +109,13 @@ def test_percentiles_look_at_tiny_imagenet_and_the_default_finder_only():
 def test_percentiles_draw_the_batches_picked_now():
     rows = [main_row(seed, psnr) for seed, psnr in enumerate(PSNRS)]
     own = [
-        Row(t.key, "percentiles", t.settings, t.seed, Status.DONE, "EXACT",
-            {"psnr": t.settings["main_psnr"], "same_as_main": True}, 1.0, {}, 1.0,
-            pictures={"batch": f"{t.seed}.png"})
+        row(
+            t,
+            {"psnr": t.settings["main_psnr"], "same_as_main": True},
+            pictures={"batch": f"{t.seed}"},
+        )
         for t in plan("percentiles", rows)
-    ]  # fmt: skip
+    ]
     draw = catalogue.load("percentiles").draw
     shown = draw({"main": rows, "percentiles": own}).pictures
     assert [p.file for p in shown] == [row.pictures["batch"] for row in own]
@@ -164,30 +160,29 @@ def test_where_none_failed_failures_are_staged_and_said_to_be():
 
 def test_a_batch_without_a_result_is_not_passed_over():
     rows = [main_row(0, 150.0), timed_out(1)]
-    own = [
-        Row(t.key, "failed_batch", t.settings, 0, Status.DONE, "FAILED",
-            {"psnr": None, "recovered": 0, "certified": 0, "returned": 0}, 1.0, {}, 1.0,
-            pictures={"batch": "a.png"})
-        for t in plan("failed_batch", rows)
-    ]  # fmt: skip
+    metrics = {"psnr": None, "recovered": 0, "certified": 0, "returned": 0}
+    own = [row(t, metrics, pictures={"batch": "a.png"}) for t in plan("failed_batch", rows)]
     notes = catalogue.load("failed_batch").draw({"main": rows, "failed_batch": own}).notes
     assert "but 1 ended without a result" in notes[-1]
 
 
-def four_images(known):
+def four_images(certified):
     """Three of four images came back, in another order: right, a little off, very wrong."""
-    truth = torch.rand(4, 3, 8, 8, dtype=torch.float64)
+    truth = torch.rand(4, 3 * 8 * 8, dtype=torch.float64)
     found = torch.stack([truth[2] + 1e-2, truth[0], truth[3] + 0.2])
-    return found, truth, score_images(found, truth), torch.tensor(known)
+    planted = plant(3, n=10, m=30)
+    result = replace(spear.invert(planted.view), inputs=found, certified=torch.tensor(certified))
+    batch = Batch(truth, torch.arange(4), planted.model, ImageFormat((3, 8, 8)))
+    return compare(batch, Attacked(planted.view, result, 0.1))
 
 
 def test_tiles_say_what_was_certified_and_what_is_missing():
-    found, _, score, certified = four_images([False, True, False])
-    tiles = judged(found, score, certified)
+    compared = four_images([False, True, False])
+    tiles = judged(compared)
     assert [tile.frame for tile in tiles] == [CERTIFIED, None, UNCERTIFIED, UNCERTIFIED]
     assert [tile.image is None for tile in tiles] == [False, True, False, False]
     assert [tile.caption for tile in tiles] == ["400 dB", "missing", "40 dB", "14 dB"]
-    assert torch.equal(tiles[2].image, found[0])
+    assert torch.equal(tiles[2].image, compared.attacked.result.inputs[0].view(3, 8, 8))
     assert sorted(range(4), key=lambda i: tiles[i].rank) == [0, 2, 3, 1]
 
 
@@ -204,24 +199,17 @@ def test_frames_are_drawn_around_tiles_and_nothing_into_empty_ones():
 
 
 def test_a_batch_that_came_back_in_part_shows_no_more_than_that(data_root):
-    settings = {
-        **CELL,
-        "b": 12,
-        "m": 120,
-        "finder": "sampling",
-        "max_samples": 8000,
-        "kind": "budget",
-    }
-    row, pictures = stored("failed_batch", settings, 0, data_root)
-    assert row.status is Status.DONE, row.error
-    missing = row.metrics["missing"]
+    few = {"b": 12, "m": 120, "finder": "sampling", "max_samples": 8000, "kind": "budget"}
+    part, pictures = stored("failed_batch", {**CELL, **few}, 0, data_root)
+    assert part.status is Status.DONE, part.error
+    missing = part.metrics["missing"]
     assert 0 < missing
-    assert row.metrics["returned"] + missing == 12
-    image = pixels(pictures[row.pictures["batch"]])
+    assert part.metrics["returned"] + missing == 12
+    image = pixels(pictures[part.pictures["batch"]])
     empty = 4 * 2 * (128 - 2)  # the outline of an empty frame, two pixels wide
     assert count(image, "#c4c7cc") >= missing * empty
     assert count(image, CERTIFIED) == 0
-    assert "12" in module("failed_batch").caption(row)
+    assert "12" in module("failed_batch").caption(part)
 
 
 # Galleries.

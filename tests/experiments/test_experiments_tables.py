@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from spear.experiments.common import Plan, catalogue
-from spear.experiments.common.experiment import Case
-from spear.trials import Row, Status, Trial
+from spear.experiments.common import catalogue
+from spear.experiments.common.drawing import latex, markdown
+from spear.trials import Status, Trial
+from support.experiment_rows import case, row, trials
 
 LABELS = {  # in the paper's source, with the number of lines below the heading
     "prior_work": ("tab:comparison", 4),
@@ -25,7 +26,7 @@ LABELS = {  # in the paper's source, with the number of lines below the heading
     "fedavg_rates": ("tab:fedavg_lr", 3),
 }
 TABLES = list(LABELS)
-SLOW = {"main": (500, 30), "prior_work": (10, 6), "dpsgd": (2500, 10), "features": (20, 9)}
+SLOW = {"main": (500, 30), "prior_work": (40, 42), "dpsgd": (2500, 10), "features": (20, 9)}
 METRICS = {
     "exact": True,
     "false_exact": False,
@@ -47,43 +48,26 @@ METRICS = {
 }
 
 
-def trials(name, batches=2):
-    """Of an experiment and of those it draws from."""
-    return {
-        source: catalogue.load(source).trials(source, Plan(batches, 0, {}))
-        for source in catalogue.with_sources((name,))
-    }
+def sources(name):
+    """The trials of an experiment and of those it draws from."""
+    return {source: trials(source) for source in catalogue.with_sources((name,))}
 
 
-def row(trial, status=Status.DONE, **metrics):
-    if status is not Status.DONE:
-        metrics, seconds, outcome = {}, None, None
-    else:
-        quality = 100.0 + 10 * trial.seed
-        metrics = {**METRICS, "psnr": quality, "guess_psnr": quality} | metrics
-        seconds, outcome = 2.0, "EXACT"
-    return Row(
-        trial.key,
-        trial.experiment,
-        json.loads(json.dumps(trial.settings)),  # as it comes back from the disk
-        trial.seed,
-        status,
-        outcome,
-        metrics,
-        seconds,
-        {"guess": 1.0} if seconds else {},
-        3.0,
-    )
+def recorded(trial, status=Status.DONE):
+    quality = 100.0 + 10 * trial.seed
+    metrics = {**METRICS, "psnr": quality, "guess_psnr": quality}
+    stages = {"guess": 1.0} if status is Status.DONE else {}
+    return row(trial, metrics, status, stages=stages)
 
 
 def drawn(name, change=lambda rows: rows):
     """The drawing of two recorded batches a cell."""
-    rows = {source: [row(t) for t in wanted] for source, wanted in trials(name).items()}
+    rows = {source: [recorded(t) for t in wanted] for source, wanted in sources(name).items()}
     return catalogue.load(name).draw({source: change(part) for source, part in rows.items()})
 
 
 def text(drawing):
-    return "\n".join([*(table.markdown() for table in drawing.tables), *drawing.notes])
+    return "\n".join([*map(markdown, drawing.tables), *drawing.notes])
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -92,28 +76,27 @@ def test_its_file_says_which_table_it_is(name):
     assert sys.modules[f"spear.experiments.{name}"].__doc__.startswith(f"{place}: ")
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", catalogue.names())
 def test_trials_are_distinct_and_survive_json(name):
-    wanted = trials(name)[name]
+    wanted = trials(name, main=[], full_batch=[], fedavg_epochs=[])
     assert len({trial.key for trial in wanted}) == len(wanted)
     for trial in wanted:
         assert json.loads(json.dumps(trial.settings)) == trial.settings
         assert trial.experiment == name
-        bounded = {"max_seconds", "iterations", "matching"} & set(trial.settings)
+        bounded = {"max_seconds", "iterations", "matching", "matrices"} & set(trial.settings)
         assert bounded, "nothing bounds the time of this trial"
 
 
 @pytest.mark.parametrize("name", SLOW)
 def test_slow_cells_get_fewer_batches(name):
     few, slow = SLOW[name]
-    experiment = catalogue.load(name)
-    assert len(experiment.trials(name, Plan(experiment.batches, 0, {}))) == few + slow
-    assert len({trial.seed for trial in experiment.trials(name, Plan(1, 7, {}))} ^ {7}) == 0
+    assert len(trials(name, catalogue.load(name).batches)) == few + slow
+    assert {trial.seed for trial in trials(name, 1, 7)} == {7}
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_nothing_run_is_said_and_not_shown_as_numbers(name):
-    drawing = catalogue.load(name).draw({source: [] for source in trials(name)})
+    drawing = catalogue.load(name).draw({source: [] for source in sources(name)})
     assert "not run" in text(drawing)
     for table in drawing.tables:
         columns = [i for i, column in enumerate(table.columns) if re.search("ours|CPU", column)]
@@ -125,10 +108,8 @@ def test_nothing_run_is_said_and_not_shown_as_numbers(name):
 @pytest.mark.parametrize("name", TABLES)
 def test_failed_trials_count_against_us(name):
     def failed(rows, seeds):
-        trials_of = (Trial(r.experiment, r.settings, r.seed) for r in rows)
-        return [
-            row(trial, Status.FAILED if trial.seed in seeds else Status.DONE) for trial in trials_of
-        ]
+        wanted = (Trial(r.experiment, r.settings, r.seed) for r in rows)
+        return [recorded(t, Status.FAILED if t.seed in seeds else Status.DONE) for t in wanted]
 
     once, twice = (text(drawn(name, lambda rows, of=of: failed(rows, of))) for of in ({1}, {0, 1}))
     assert "(1 of 2 without)" in once
@@ -166,23 +147,23 @@ def test_tables_are_well_formed(name, batches):
     drawing = drawn(name, lambda rows: rows if batches else [])
     assert drawing.tables
     for table in drawing.tables:
-        lines = [line for line in table.markdown().splitlines() if line.startswith("|")]
+        lines = [line for line in markdown(table).splitlines() if line.startswith("|")]
         assert len(lines) == len(table.rows) + 2
         assert {line.count("|") for line in lines} == {len(table.columns) + 1}
         check_latex(table)
 
 
 def check_latex(table):
-    latex = table.latex()
-    assert latex.isascii(), sorted({c for c in latex if not c.isascii()})
-    assert not re.search(r"(?<!\\)[%#]", latex)
-    assert not re.search(r"(?<!\\)_", latex)
-    assert latex.count("{") == latex.count("}")
-    assert len(re.findall(r"(?<!\\)\$", latex)) % 2 == 0
-    body = [line for line in latex.splitlines() if line.endswith(r" \\")]
+    written = latex(table)
+    assert written.isascii(), sorted({c for c in written if not c.isascii()})
+    assert not re.search(r"(?<!\\)[%#]", written)
+    assert not re.search(r"(?<!\\)_", written)
+    assert written.count("{") == written.count("}")
+    assert len(re.findall(r"(?<!\\)\$", written)) % 2 == 0
+    body = [line for line in written.splitlines() if line.endswith(r" \\")]
     assert len(body) == len(table.rows) + 1
     assert {len(re.findall(r"(?<!\\)&", line)) for line in body} == {len(table.columns) - 1}
-    assert f"@{{}}l{'r' * (len(table.columns) - 1)}@{{}}" in latex
+    assert f"@{{}}l{'r' * (len(table.columns) - 1)}@{{}}" in written
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +196,7 @@ def test_the_papers_figures_are_the_papers(name, paper):
     label, count = LABELS[name]
     lines = published(paper, label)
     assert len(lines) == count
-    (table,) = catalogue.load(name).draw({source: [] for source in trials(name)}).tables
+    table = catalogue.load(name).draw({source: [] for source in sources(name)}).tables[0]
     ours = [{cell.removesuffix(" %") for cell in line} for line in table.rows]
     for line in lines:
         figures = {cell for cell in line[1:] if cell != "-"}
@@ -260,15 +241,13 @@ STEPS = {"inversion": 2, "matching": 1}
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_small_trial_measures_what_is_drawn(name, data_root):
-    experiment = catalogue.load(name)
-    cells = [trial.settings for trial in experiment.trials(name, Plan(1, 0, {}))]
+    cells = [trial.settings for trial in trials(name, 1)]
     for change, wanted in SMALL[name]:
         kind = {key: change[key] for key in ("attack", "part", "method") if key in change}
         like = next(c for c in cells if all(c[key] == value for key, value in kind.items()))
         steps = {key: value for key, value in STEPS.items() if key in like}
-        measured = experiment.measure(
-            Case({**like, **steps, **change}, 3, data_root, lambda words, share: None)
-        )
+        settings = {**like, **steps, **change}
+        measured = catalogue.load(name).measure(case(settings, 3, data_root))
         metrics = json.loads(json.dumps(dict(measured.metrics)))
         assert wanted <= set(metrics)
         assert all(metrics[key] is not None for key in wanted)

@@ -12,7 +12,6 @@ pytest.importorskip("jinja2", reason="needs the cli extra")
 
 import spear
 from spear.errors import DataError, InvalidReport
-from spear.experiments.bench import tables
 from spear.files import json_text
 from spear.trials import RowFile
 from support import reports
@@ -67,8 +66,6 @@ def test_names_that_are_no_reports(tmp_path):
     for name in ("pipe", "zero", "large", "."):
         with pytest.raises(InvalidReport, match="expected"):
             spear.load(tmp_path / name)
-        with pytest.raises(DataError, match="expected"):
-            tables.load(tmp_path / name)
     os.rename(tmp_path / "pipe", tmp_path / "main.jsonl")
     with pytest.raises(DataError, match="expected"):
         RowFile(tmp_path, "main").rows()
@@ -112,10 +109,9 @@ def test_changed_reports_are_refused_or_rendered(tmp_path_factory, name):
     changed()
 
 
-@pytest.mark.parametrize("kind", ["rows", "bench"])
-def test_changed_rows_are_refused_or_read(tmp_path_factory, kind):
+def test_changed_rows_are_refused_or_read(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rows")
-    whole = json.loads(LINES[kind])
+    whole = json.loads(LINES["rows"])
 
     @QUICK
     @given(
@@ -125,36 +121,18 @@ def test_changed_rows_are_refused_or_read(tmp_path_factory, kind):
     def changed(changes, without):
         content = {n: v for n, v in {**whole, **changes}.items() if n != without}
         line = json.dumps(content).encode()
-        (folder / "main.jsonl").write_bytes(LINES[kind] + b"\n" + line + b"\n")
+        (folder / "main.jsonl").write_bytes(LINES["rows"] + b"\n" + line + b"\n")
         with contextlib.suppress(DataError):  # any other error fails
-            if kind == "rows":
-                for row in RowFile(folder, "main").rows().values():
-                    assert not {"/", "\\"} & {c for n in row.pictures.values() for c in n}
-                    assert row.cut_short in (True, False)
-            else:
-                rows = tables.load(folder / "main.jsonl")
-                assert tables.table(rows)
-                assert tables.stages(rows)
+            for row in RowFile(folder, "main").rows().values():
+                assert not {"/", "\\"} & {c for n in row.pictures.values() for c in n}
+                assert row.cut_short in (True, False)
 
     changed()
 
 
 def test_valid_rows_are_read(tmp_path):
-    for kind, read in (
-        ("rows", lambda path: list(RowFile(path.parent, path.stem).rows().values())),
-        ("bench", tables.load),
-    ):
-        (tmp_path / f"{kind}.jsonl").write_bytes(LINES[kind] + b"\n")
-        assert len(read(tmp_path / f"{kind}.jsonl")) == 1
-
-
-def test_rows_without_a_psnr_are_drawn(tmp_path):
-    """Found by atheris: rows may lack what could not be measured."""
-    content = json.loads(LINES["bench"])
-    for name in ("psnr", "worst", "oracle", "extra_bytes"):
-        del content[name]
-    (tmp_path / "b.jsonl").write_text(json.dumps(content))
-    assert "MNIST" in tables.table(tables.load(tmp_path / "b.jsonl"))
+    (tmp_path / "main.jsonl").write_bytes(LINES["rows"] + b"\n")
+    assert len(RowFile(tmp_path, "main").rows()) == 1
 
 
 def test_text_of_json_is_strict():

@@ -31,7 +31,7 @@ from support.trial_work import grid, squared, trial, wait_for, work
 ROOT = Path(__file__).resolve().parents[2]
 TINY = """
 from support.trial_work import attack
-from spear.experiments.common import Drawing, Experiment, Table
+from spear.experiments.common import Experiment, Section, table
 from spear.trials import Trial
 
 EXPERIMENT = Experiment(
@@ -40,7 +40,7 @@ EXPERIMENT = Experiment(
     batches=2,
     cells=[{"b": 3}, {"b": 4}],
     measure=lambda case: attack(Trial("tiny", case.settings, case.seed), lambda step: None),
-    draw=lambda rows: Drawing([Table(["rows"], [[str(len(rows["tiny"]))]])]),
+    draw=lambda rows: Section([table("rows", [[str(len(rows["tiny"]))]])]),
 )
 """
 

@@ -290,14 +290,6 @@ LINES = {
             "engine": "local",
         }
     ).encode(),
-    "bench": json.dumps(
-        {
-            **{"data": "mnist", "b": 20, "m": 200, "raw": False, "seed": 1, "finder": "cascade"},
-            **{"exact": True, "seconds": 1.5, "extra_bytes": 1000, "psnr": 110.5, "worst": 90.5},
-            **{"oracle": 111.0, "stats": {"seek": 0.5}, "false_exact": False},
-            **{"certified_wrong": 0, "refused": 0},
-        }
-    ).encode(),
     "adult": b"39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, "
     b"White, Male, 2174, 0, 40, United-States, <=50K\n",
 }

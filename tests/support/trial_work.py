@@ -13,7 +13,7 @@ import torch
 from spear import invert, observe
 from spear.errors import DataError
 from spear.federated import fedsgd
-from spear.trials import LocalEngine, Measured, RowFile, Step, Trial
+from spear.trials import LocalEngine, Measured, Part, RowFile, Step, Trial
 from support.planted import small_batch
 
 
@@ -94,10 +94,6 @@ def squared(x):
 
 def run(folder, n, workers, more=()):
     """What `spear reproduce` does: the trials that have no row yet, each row on disk at once."""
-    file = RowFile(Path(folder), "tiny")
-    done = file.rows()
-    trials = [*more, *(t for t in grid(n, seconds=0.1) if t.key not in done)]
-    engine = LocalEngine(workers)
-    with file.writing():
-        for row, pictures in engine.run(trials, partial(work, folder=folder), lambda step: None):
-            file.append(row, pictures)
+    part = Part(RowFile(Path(folder), "tiny"), [*more, *grid(n, seconds=0.1)])
+    for _ in part.run(partial(work, folder=folder), LocalEngine(workers), lambda step: None):
+        pass

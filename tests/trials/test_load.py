@@ -1,7 +1,6 @@
 """Many inversions, many rows, many threads: nothing grows, nothing crawls, nobody disturbs another."""
 
 import gc
-import json
 import linecache
 import shutil
 import time
@@ -14,7 +13,6 @@ import torch
 from torch import nn
 
 import spear
-from spear.experiments.bench import tables
 from spear.federated import fedsgd
 from spear.report import Report, Table
 from spear.sweep.grid import Grid
@@ -77,12 +75,12 @@ def test_threads_give_the_bits_of_one_after_the_other():
         return bits(spear.invert(spear.observe(one.model, one.gradients), model=one.model))
 
     weights = {name: value.clone() for name, value in shared.state_dict().items()}
-    exclusive_lock = [inverted(one) for one in batches]
+    one_by_one = [inverted(one) for one in batches]
     filters, calls = list(warnings.filters), (nn.Module.__call__, nn.Module.__getattr__)
     with ThreadPoolExecutor(8) as pool:
         for _ in range(3):
-            assert list(pool.map(inverted, batches)) == exclusive_lock
-    assert {one[0] for one in exclusive_lock} == {spear.Outcome.EXACT}
+            assert list(pool.map(inverted, batches)) == one_by_one
+    assert {one[0] for one in one_by_one} == {spear.Outcome.EXACT}
     assert warnings.filters == filters
     assert (nn.Module.__call__, nn.Module.__getattr__) == calls
     assert all(torch.equal(value, weights[name]) for name, value in shared.state_dict().items())
@@ -150,26 +148,10 @@ def test_ten_thousand_rows_of_an_audit_are_drawn_quickly(tmp_path):
     took, trials = seconds(planned.trials)
     assert len(trials) == MANY
     assert took < 10
-    metrics = {"samples": 2, "found": 2, "exact": True, "recovered": 2, "recognised": 2}
-    metrics |= {"certified": 2, "certified_wrong": 0, "best": 90.0, "psnr": 80.0, "worst": 70.0}
-    metrics |= {"batch_size": 2, "proof": "REPLAY", "reason": "all 2 samples recovered"}
-    told = {"versions": {"spear": "1"}, "commit": "abc"}
-    lines = (
-        Row(
-            t.key,
-            "leakage",
-            t.settings,
-            t.seed,
-            Status.DONE,
-            "EXACT",
-            metrics,
-            0.1,
-            {},
-            0.2,
-            **told,
-        )
-        for t in trials
-    )
+    metrics = {"samples": 2, "exact": True, "recovered": 2, "recognised": 2, "best": 90.0}
+    metrics |= {"certified": 2, "certified_wrong": 0}
+    done = (Status.DONE, "EXACT", metrics, 0.1, {}, 0.2)
+    lines = (Row(t.key, "leakage", t.settings, t.seed, *done) for t in trials)
     (tmp_path / "leakage.jsonl").write_text("".join(f"{row.line()}\n" for row in lines))
     took, rows = seconds(RowFile(tmp_path, "leakage").rows)
     assert len(rows) == MANY
@@ -195,20 +177,7 @@ def test_an_estimate_of_ten_thousand_trials_costs_nothing():
     took, told = seconds(watched)
     assert took < 5
     assert told[-1] == 0.0
-    assert told[0] > told[MANY // 2] > 0
-
-
-def test_ten_thousand_rows_of_the_frontier_are_drawn_quickly(tmp_path):
-    source = Path(__file__).resolve().parents[2] / "benchmarks" / "rows" / "frontier.jsonl"
-    rows = [json.loads(line) for line in source.read_text().splitlines()]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(rows[i % len(rows)]) + "\n" for i in range(MANY)))
-    took, loaded = seconds(tables.load, path)
-    assert len(loaded) == MANY
-    assert took < 3
-    took, table = seconds(tables.table, loaded)
-    assert "MNIST" in table
-    assert took < 3
+    assert told[MANY // 2] > 0  # how much is the clock's affair: the trials are made up
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")

@@ -77,7 +77,7 @@ def what_it_reads(layer: LayerView) -> Remark | None:
         return None
     words = (
         f"Layer {layer.name!r} ({layer.inputs} → {layer.outputs}) reads {layer.reads}: the data follow "
-        "as far as what stands before can be inverted (docs/features.md)."
+        "as far as what stands before can be inverted (docs/settings.md)."
     )
     return Remark(Level.EXPOSED, "reads activations", words)
 

@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,24 +18,20 @@ from rich.table import Table
 
 from spear.cli import options as told
 from spear.cli.console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
-from spear.cli.output_files import apart, existing, parse_image_format, writable, write
-from spear.cli.progress import watched
 from spear.errors import DataError, InvalidOption
 
 if TYPE_CHECKING:
-    from spear.experiments.common.reproduce import Part
-    from spear.report import Finding, Report
-    from spear.sweep import Leakage, Sweep
-    from spear.trials import Engine, Trial
+    from spear.report import Cell, Finding, Report
+    from spear.report import Table as ReportTable
+    from spear.sweep import Sweep
+    from spear.trials import Engine
 
-_WHAT, _COST, _RUN = "What is audited", "What training costs", "The run"
-_WRITE = "What to write"
-_COLOURS = {
-    "EXACT": "red",
-    "SINGLE": "red",
-    "RECOGNISABLE": "yellow",
-    "NOTHING": "green",
-    "UNMEASURED": "dim",
+_COLOURS = {  # of verdicts, the worst first
+    "whole batches exact": "red",
+    "single samples exact": "red",
+    "recognisable": "yellow",
+    "nothing recovered": "green",
+    "not measured": "dim",
 }
 EPILOG = """Examples:
 
@@ -51,49 +48,32 @@ Exit codes: 0 nothing recovered at any setting, 10 something leaked, 20 a whole 
 2 bad input, 130 interrupted (the same command goes on)."""
 
 
+_about, _cost, _run, _write = (
+    partial(typer.Option, rich_help_panel=panel)
+    for panel in ("What is audited", "What training costs", "The run", "What to write")
+)
+_varied = partial(typer.Option, rich_help_panel=told.VARIED)
+_DATA = (
+    "File (.npz, .safetensors, .pt) with 'inputs' and 'labels'; cifar10, mnist, tiny_imagenet or adult "
+    "under SPEAR_DATA; package.module:function giving (inputs, labels). Photos unless given."
+)
+_LOSS = "cross-entropy, bce, mse or package.module:function; by the labels unless given."
+_MODEL = "package.module:factory or file.py:factory; a ReLU MLP unless given."
+_TRAINED = "Attack the model after so many training steps."
+_AGAIN = "Run failed and timed-out trials once more."
+_COUNT = {"min": 1, "max": MOST_TRIALS}
+
+
 def audit(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="package.module:factory or file.py:factory; a ReLU MLP unless given.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="File (.npz, .safetensors, .pt) with 'inputs' and 'labels'; cifar10, mnist, "
-            "tiny_imagenet or adult under SPEAR_DATA; package.module:function giving (inputs, "
-            "labels). Photos unless given.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    loss: Annotated[
-        str | None,
-        typer.Option(
-            help="cross-entropy, bce, mse or package.module:function; by the labels unless given.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    shape: Annotated[
-        str | None, typer.Option(help="Of a picture: 3x32x32.", rich_help_panel=_WHAT)
-    ] = None,
-    mean: Annotated[str, typer.Option(help="Subtracted from pixels.", rich_help_panel=_WHAT)] = "0",
-    std: Annotated[str, typer.Option(help="Pixels were divided by.", rich_help_panel=_WHAT)] = "1",
-    trained_steps: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=MOST_TRIALS,
-            help="Attack the model after so many training steps.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = 0,
+    model: Annotated[str | None, _about(help=_MODEL)] = None,
+    data: Annotated[str | None, _about(help=_DATA)] = None,
+    loss: Annotated[str | None, _about(help=_LOSS)] = None,
+    shape: Annotated[str | None, _about(help="Of a picture: 3x32x32.")] = None,
+    mean: Annotated[str, _about(help="Subtracted from pixels.")] = "0",
+    std: Annotated[str, _about(help="Pixels were divided by.")] = "1",
+    trained_steps: Annotated[int, _about(min=0, max=MOST_TRIALS, help=_TRAINED)] = 0,
     samples: told.ManySamples = None,
-    width: Annotated[
-        str | None,
-        typer.Option(help="Given to the factory as width=.", rich_help_panel=told.VARIED),
-    ] = None,
+    width: Annotated[str | None, _varied(help="Given to the factory as width=.")] = None,
     epochs: told.ManyEpochs = None,
     local_batch_size: told.ManyLocalBatchSizes = None,
     lr: told.ManyLrs = None,
@@ -104,69 +84,37 @@ def audit(
     precision: told.ManyPrecisions = None,
     pruned: told.ManyPruned = None,
     clients: told.ManyClients = None,
-    cross: Annotated[
-        bool, typer.Option("--cross", help="All combinations.", rich_help_panel=told.VARIED)
-    ] = False,
+    cross: Annotated[bool, _varied("--cross", help="All combinations.")] = False,
     delta: told.Delta = 1e-5,
     dataset_size: told.DatasetSize = None,
     steps: told.Steps = 1,
     training_rounds: Annotated[
-        int,
-        typer.Option(
-            min=0, max=MOST_TRIALS, help="Of training; 0 leaves it out.", rich_help_panel=_COST
-        ),
+        int, _cost(min=0, max=MOST_TRIALS, help="Of training; 0 leaves it out.")
     ] = 150,
-    training_seeds: Annotated[
-        int,
-        typer.Option(min=1, max=MOST_TRIALS, help="Runs of each training.", rich_help_panel=_COST),
-    ] = 3,
-    server_lr: Annotated[
-        float, typer.Option(help="Learning rate of the server.", rich_help_panel=_COST)
-    ] = 0.05,
-    repeats: Annotated[
-        int,
-        typer.Option(
-            min=1, max=MOST_TRIALS, help="Private batches a setting.", rich_help_panel=_RUN
-        ),
-    ] = 5,
-    seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first.", rich_help_panel=_RUN)
-    ] = 0,
-    max_seconds: Annotated[float, typer.Option(help="Of one attack.", rich_help_panel=_RUN)] = 60,
+    training_seeds: Annotated[int, _cost(**_COUNT, help="Runs of each training.")] = 3,
+    server_lr: Annotated[float, _cost(help="Learning rate of the server.")] = 0.05,
+    repeats: Annotated[int, _run(**_COUNT, help="Private batches a setting.")] = 5,
+    seed: Annotated[int, _run(min=0, max=LARGEST_SEED, help="Of the first.")] = 0,
+    max_seconds: Annotated[float, _run(help="Of one attack.")] = 60,
     workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=MOST_WORKERS, help="Processes; one per core.", rich_help_panel=_RUN
-        ),
+        int | None, _run(min=1, max=MOST_WORKERS, help="Processes; one per core.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the rows.", rich_help_panel=_WRITE)] = Path(
-        "spear-audit"
-    ),
-    json: Annotated[
-        Path | None, typer.Option(help="The report as JSON; - is stdout.", rich_help_panel=_WRITE)
-    ] = None,
+    out: Annotated[Path, _write(help="Folder of the rows.")] = Path("spear-audit"),
+    json: Annotated[Path | None, _write(help="The report as JSON; - is stdout.")] = None,
     report_file: Annotated[
-        Path | None,
-        typer.Option("--report", help="The HTML; OUT/report.html.", rich_help_panel=_WRITE),
+        Path | None, _write("--report", help="The HTML; OUT/report.html.")
     ] = None,
-    redact: Annotated[
-        bool, typer.Option("--redact", help="Keep no recovered data.", rich_help_panel=_WRITE)
-    ] = False,
-    again: Annotated[
-        bool,
-        typer.Option(
-            "--again", help="Run failed and timed-out trials once more.", rich_help_panel=_RUN
-        ),
-    ] = False,
-    only_draw: Annotated[
-        bool, typer.Option("--only-draw", help="Run nothing.", rich_help_panel=_WRITE)
-    ] = False,
+    redact: Annotated[bool, _write("--redact", help="Keep no recovered data.")] = False,
+    again: Annotated[bool, _run("--again", help=_AGAIN)] = False,
+    only_draw: Annotated[bool, _write("--only-draw", help="Run nothing.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Explain the figures too.")
     ] = False,
 ) -> None:
     """Attack a model under many settings: where does leakage start and stop, and at what cost?"""
+    from spear.cli.output_files import apart, existing, parse_image_format, writable, write
+
     target = report_file or out / "report.html"
     existing(model, data)
     for path in (json, target, out / "rows"):
@@ -188,18 +136,15 @@ def audit(
 
     began = time.monotonic()
     lists = {
-        "samples": _list(samples, int),
-        "width": _list(width, int),
-        "epochs": _list(epochs, int),
-        "local_batch_size": _list(local_batch_size, int),
-        "lr": _list(lr, float),
-        "clip": _list(clip, float),
-        "sigma": _list(sigma, float),
-        "noise_multiplier": _list(noise_multiplier, float),
-        "epsilon": _list(epsilon, float),
-        "precision": _list(precision, str),
-        "pruned": _list(pruned, float),
-        "clients": _list(clients, int),
+        name: _list(text, kind)
+        for kind, given in (
+            (int, {"samples": samples, "width": width, "epochs": epochs, "clients": clients}),
+            (int, {"local_batch_size": local_batch_size}),
+            (float, {"lr": lr, "clip": clip, "sigma": sigma, "pruned": pruned}),
+            (float, {"noise_multiplier": noise_multiplier, "epsilon": epsilon}),
+            (str, {"precision": precision}),
+        )
+        for name, text in given.items()
     }
     image_format = None if shape is None else parse_image_format(shape, mean, std)
     subject = Subject(
@@ -221,7 +166,9 @@ def audit(
         console.print("--redact: recovered samples that an earlier run kept here are removed")
     if not only_draw:
         silent = quiet or console.stderr  # its progress goes where the JSON goes
-        _run(planned, out, local_engine(workers, subject), console, quiet=silent, again=again)
+        _run_missing(
+            planned, out, local_engine(workers, subject), console, quiet=silent, again=again
+        )
     with console.status("attacking a few updates again, to show them"):
         shown = _examples(planned, out, only_draw=only_draw, redact=redact)
     made = sweep_report(
@@ -231,48 +178,27 @@ def audit(
         settings={"command": shlex.join(["spear", *sys.argv[1:]])},
         seconds=None if only_draw else time.monotonic() - began,
     )
-    found = planned.summary(out)
-    show(console, planned, found, made, quiet=quiet, verbose=verbose)
+    show(console, made, quiet=quiet, verbose=verbose)
     for path in write(made.redacted() if redact else made, json, target):
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
-    raise typer.Exit(exit_code(found))
+    raise typer.Exit(exit_code(planned.summary(out)))
 
 
-def _run(
+def _run_missing(
     planned: Sweep, out: Path, engine: Engine, console: Console, *, quiet: bool, again: bool
 ) -> None:
-    from spear.sweep import run_trials
-    from spear.trials import Remaining, RowFile
+    from spear.cli.reproduce import run_part, stoppable
+    from spear.sweep import work
 
     if not quiet:
-        count = len(planned.grid.settings)
         console.print(
-            f"{count} settings, {planned.repeats} private batches each; base: "
+            f"{len(planned.grid.settings)} settings, {planned.repeats} private batches each; base: "
             f"{escape(planned.grid.base.words())}",
             soft_wrap=True,
         )
-    try:
-        for trials in (planned.trials(), planned.trainings()):
-            part = _part(trials, out, again)
-            if not part.open:
-                continue
-            remaining = Remaining(part.open, RowFile(out, part.name).rows().values())
-            with watched(part, remaining, quiet) as watch:
-                for row in run_trials(planned, part.open, out, engine, watch.step, again=again):
-                    remaining.done(row)
-                    watch.row(row)
-    except KeyboardInterrupt:
-        words = f"stopped; what was done is in {out}: the same command goes on from there"
-        console.print(escape(words), soft_wrap=True)
-        raise typer.Exit(130) from None
-
-
-def _part(trials: Sequence[Trial], out: Path, again: bool) -> Part:
-    from spear.experiments.common.reproduce import Part
-    from spear.sweep import LEAKAGE, pending_trials
-
-    experiment = trials[0].experiment if trials else LEAKAGE
-    return Part(experiment, trials, pending_trials(trials, out, again=again))
+    with stoppable(console, out):
+        for part in planned.parts(out, again=again):
+            run_part(part, work(planned), engine, console, quiet=quiet)
 
 
 def _examples(planned: Sweep, out: Path, *, only_draw: bool, redact: bool) -> Sequence[Finding]:
@@ -305,65 +231,42 @@ def _list(text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...]:
         raise InvalidOption(f"expected a list such as 8,16,32, got {text!r}: {error}") from error
 
 
-def show(
-    console: Console,
-    planned: Sweep,
-    found: Sequence[Leakage],
-    made: Report,
-    *,
-    quiet: bool,
-    verbose: bool,
-) -> None:
+def show(console: Console, made: Report, *, quiet: bool, verbose: bool) -> None:
     """The table, where leakage starts and stops, and the verdict."""
-    from spear.sweep import EXPLANATIONS, LeakageLevel
+    from spear.sweep import EXPLANATIONS
 
     if not quiet:
-        console.print(_table(planned, found))
+        console.print(_table(made.tables[0]))
         for remark in made.remarks:
             if verbose or remark.subject not in EXPLANATIONS:
                 console.print(
                     f"[b]{escape(remark.subject)}[/b]: {escape(remark.words)}", soft_wrap=True
                 )
-    worst = min(
-        (a.verdict for a in found), key=list(LeakageLevel).index, default=LeakageLevel.UNMEASURED
-    )
-    colour = _COLOURS[worst.name]
+    verdicts = {str(row[1]) for row in made.tables[0].rows}
+    colour = next((_COLOURS[verdict] for verdict in _COLOURS if verdict in verdicts), "dim")
     console.print(f"[b {colour}]{escape(made.headline)}[/b {colour}]", soft_wrap=True)
 
 
-def _table(planned: Sweep, found: Sequence[Leakage]) -> Table:
-    from spear.sweep import setting_name
-
-    classes = planned.subject.samples().classes is not None
-    quality = "accuracy" if classes else "loss"
+def _table(full: ReportTable) -> Table:
+    """What the terminal has room for."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), show_edge=False)
     table.add_column("setting", min_width=20, overflow="fold")
+    quality = full.columns[10].removeprefix("held-out ").removesuffix(", %")
     for title in ("leaks", "95 %", "exact", "best dB", "s", quality, "cost"):
         table.add_column(title, justify="right", no_wrap=True)
-    for leakage in found:
-        colour = _COLOURS[leakage.verdict.name]
-        low, high = leakage.leaked.interval()
-        gain = leakage.utility
-        unit = 100 if classes else 1
+    for row in full.rows:
+        name, verdict, leaks, low, high, exact, *_, best, seconds, gain, _, cost, spread = row
+        colour = _COLOURS[str(verdict)]
         table.add_row(
-            escape(setting_name(leakage, planned.grid.base)),
-            f"[{colour}]{leakage.leaked.count}/{leakage.leaked.trials}[/{colour}]",
-            f"{100 * low:.0f}-{100 * high:.0f}",
-            f"{leakage.exact.count}/{leakage.exact.trials}",
-            _number(leakage.best, 1),
-            _number(leakage.seconds, 1),
-            _number(unit * gain.quality if gain else None, 1 if classes else 3),
-            _with_spread(gain.cost if gain else None, gain.cost_spread if gain else None, unit),
+            escape(str(name)),
+            f"[{colour}]{_number(leaks, '%')}[/{colour}]",
+            f"{low:.0f}-{high:.0f}",
+            _number(exact, "%"),
+            *map(_number, (best, seconds, gain)),
+            _number(cost) + ("" if spread is None else f" ±{_number(spread)}"),
         )
     return table
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _with_spread(value: float | None, spread: float | None, unit: float) -> str:
-    if value is None:
-        return "-"
-    shown = ".1f" if unit > 1 else ".2g"
-    return f"{unit * value:{shown}}" + ("" if spread is None else f" ±{unit * spread:{shown}}")
+def _number(value: Cell, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.3g}{unit}"

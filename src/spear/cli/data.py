@@ -17,7 +17,7 @@ from spear.cli.console import PlainConsole
 if TYPE_CHECKING:
     from spear.data import Found
 
-_COLOURS = {"found": "green", "damaged": "red", "missing": "yellow"}
+_COLOURS = {"found": "green", "damaged": "red", "missing": "yellow"}  # of states
 console = PlainConsole()
 _WIDE = 1000  # characters of a line that no terminal folds
 
@@ -33,7 +33,7 @@ def data(
 
     Ends with 1 if something is damaged, with 2 if no folder was named or there is none.
     """
-    from spear.data import State, catalogue, survey
+    from spear.data import catalogue, survey
 
     found = catalogue() if folder is None else survey(folder)
     if as_json:
@@ -44,7 +44,7 @@ def data(
         _show(found, folder, console if console.is_terminal else piped)
     if folder is None:
         raise typer.Exit(2)
-    if any(item.state is State.DAMAGED for item in found):
+    if any(item.state.value == "damaged" for item in found):
         raise typer.Exit(1)
 
 
@@ -67,9 +67,7 @@ def _record(found: Sequence[Found], folder: Path | None) -> dict[str, object]:
 
 
 def _show(found: Sequence[Found], folder: Path | None, console: Console) -> None:
-    from spear.data import State
-
-    wanted = [item for item in found if item.state is not State.FOUND]
+    wanted = [item for item in found if item.state.value != "found"]
     if folder is None:
         console.print("No folder was named: give --data or set SPEAR_DATA. What SPEAR reads there:")
     else:
@@ -84,14 +82,13 @@ def _show(found: Sequence[Found], folder: Path | None, console: Console) -> None
 
 
 def _table(found: Sequence[Found], folder: Path) -> Table:
-    from spear.data import State
 
     table = Table("data", "state", "what is there")
     for column in table.columns:
         column.overflow = "fold"  # rather than cut off
     for item in found:
         colour, what = _COLOURS[item.state.value], item.detail
-        if item.state is State.FOUND and item.where is not None:
+        if item.state.value == "found" and item.where is not None:
             what = f"{item.where.relative_to(folder)}: {item.detail}"
         table.add_row(item.name, f"[{colour}]{item.state.value}[/{colour}]", escape(what))
     return table

@@ -10,7 +10,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from spear.cli.console import LARGEST_SEED, PlainConsole
-from spear.cli.progress import progress
 
 if TYPE_CHECKING:
     from spear.trials import DemoRun
@@ -34,8 +33,8 @@ def demo(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
 ) -> None:
     """Recover real photos from one gradient, and show them beside the originals."""
+    from spear.cli.progress import progress
     from spear.files import make_private, write_private
-    from spear.inversion import Outcome
     from spear.trials import DemoSettings, run_demo
 
     settings = DemoSettings(samples, width, depth, pixels, seed, finder, max_seconds)
@@ -54,12 +53,11 @@ def demo(
     _show_demo(run, out, quiet)
     if run.result.stats.get("interrupted"):
         raise typer.Exit(130)
-    if run.result.outcome is not Outcome.EXACT:
+    if run.result.outcome.name != "EXACT":
         raise typer.Exit(1)
 
 
 def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
-    from spear.inversion import Outcome
 
     if not quiet and len(run.recovered):
         table = Table("photo", "PSNR (dB)", "certified", "label", "label found")
@@ -73,7 +71,7 @@ def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
                 "none" if found is None else str(found),
             )
         console.print(table)
-    colour = "green" if run.result.outcome is Outcome.EXACT else "red"
+    colour = "green" if run.result.outcome.name == "EXACT" else "red"
     stats = run.result.stats
     work = f"{int(stats.get('rounds', 0))} rounds"
     if stats.get("submatrices"):

@@ -15,9 +15,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from spear.cli.console import PlainConsole
 
 if TYPE_CHECKING:
-    from spear.experiments.common.reproduce import Part
     from spear.search import Progress as Stage
-    from spear.trials import Remaining, Row, Step, Trial
+    from spear.trials import Part, Remaining, Row, Step, Trial
 
 _TELL = 30.0  # seconds between two lines
 console = PlainConsole()

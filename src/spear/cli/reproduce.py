@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
 from spear.cli.console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
-from spear.cli.progress import watched
 from spear.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from spear.experiments.common import reproduce as flow
-    from spear.trials import Engine
+    from spear.trials import Engine, Part, Work
 
 console = PlainConsole()
+# Options that `spear bench` has as well.
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first batch.")]
+Data = Annotated[Path | None, typer.Option(envvar="SPEAR_DATA", help="Folder with the datasets.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, max=MOST_WORKERS, help="Processes, one thread each; one per core."),
+]
+Again = Annotated[bool, typer.Option("--again", help="Run failed and timed-out trials once more.")]
+OnlyDraw = Annotated[
+    bool, typer.Option("--only-draw", help="Draw the rows there are; run nothing.")
+]
 
 
 def reproduce(
@@ -32,30 +44,21 @@ def reproduce(
             min=1, max=MOST_TRIALS, help="Batches per cell; the paper's number unless given."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first batch.")] = 0,
-    data: Annotated[
-        Path | None, typer.Option(envvar="SPEAR_DATA", help="Folder with the datasets.")
-    ] = None,
+    seed: Seed = 0,
+    data: Data = None,
     results: Annotated[Path, typer.Option(help="Folder of the rows and drawings.")] = Path(
         "spear-results"
     ),
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, max=MOST_WORKERS, help="Processes, one thread each; one per core."),
-    ] = None,
+    workers: Workers = None,
     max_seconds: Annotated[
         float | None, typer.Option(help="Stop a trial after this long; it counts as timed out.")
     ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Run failed and timed-out trials once more.")
-    ] = False,
+    again: Again = False,
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     address: Annotated[
         str | None, typer.Option(help="Of the Ray cluster; starts one here unless given.")
     ] = None,
-    only_draw: Annotated[
-        bool, typer.Option("--only-draw", help="Draw the rows there are; run nothing.")
-    ] = False,
+    only_draw: OnlyDraw = False,
     page: Annotated[Path | None, typer.Option(help="Draw everything on one Markdown page.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
 ) -> None:
@@ -72,13 +75,9 @@ def reproduce(
     options = flow.Options(results, data, batches, seed, again)
     if not only_draw:
         chosen = _engine(engine, address, workers, max_seconds)
-        try:
-            for name in order:
-                _run(name, options, chosen, quiet)
-        except KeyboardInterrupt:
-            words = f"stopped; what was done is in {results}: the same command goes on from there"
-            console.print(escape(words), soft_wrap=True)
-            raise typer.Exit(130) from None
+        with stoppable(console, results):
+            for name in order:  # one after the other: some are planned by the rows of others
+                run_part(flow.plan(name, options), flow.work(data), chosen, console, quiet=quiet)
     if page is not None:
         pages.page(wanted, results, page)
         return
@@ -99,7 +98,7 @@ def _engine(
             raise InvalidOption("expected --engine ray beside --address")
         from spear.trials import LocalEngine
 
-        return LocalEngine(**({"workers": workers} if workers else {}), max_seconds=max_seconds)
+        return LocalEngine(workers, max_seconds)
     if name == "ray":
         from spear.integrations.ray import RayEngine
 
@@ -123,20 +122,31 @@ def _show_list(results: Path) -> None:
     console.print("\nspear reproduce NAME runs and draws one, spear reproduce all everything.")
 
 
-def _run(name: str, options: flow.Options, engine: Engine, quiet: bool) -> None:
-    from spear.experiments.common import reproduce as flow
+@contextmanager
+def stoppable(console: Console, where: Path) -> Iterator[None]:
+    """A Ctrl-C within ends the command, and says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        words = f"stopped; what was done is in {where}: the same command goes on from there"
+        console.print(escape(words), soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def run_part(
+    part: Part, work: Work, engine: Engine, console: Console, *, quiet: bool = False
+) -> None:
+    """Run what is missing of a part, and show how far it is."""
+    from spear.cli.progress import watched
     from spear.trials import Remaining
 
-    part = flow.plan(name, options)
     if part.left_out and not quiet:
-        words = (
-            f"{name}: without {', '.join(part.left_out)}, not in {options.data} (see spear data)"
-        )
+        words = f"{part.name}: without {', '.join(part.left_out)}, not there (see spear data)"
         console.print(escape(words), soft_wrap=True)
     if not part.open:
         return
-    remaining = Remaining(part.open, flow.rows_of(name, options.results))
+    remaining = Remaining(part.open, part.file.rows().values())
     with watched(part, remaining, quiet) as watch:
-        for row in flow.run(part, options, engine, watch.step):
+        for row in part.run(work, engine, watch.step):
             remaining.done(row)
             watch.row(row)

@@ -1,1 +1,1 @@
-"""One file per table or figure of the paper; `common` is what they share, `bench` is `spear bench`."""
+"""One file per table or figure of the paper, and of ours; `common` is what they share."""

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from spear.experiments.common import Case, Drawing, Experiment, Plot
-from spear.experiments.common.batches import DEPTH, Batch, images, inverted
-from spear.experiments.common.curves import band, counts, per_point, rates, unfinished, where
+from spear.experiments.common import Case, Experiment, Plot, Section
+from spear.experiments.common.batches import DEPTH, images, inverted, private_batch
 from spear.experiments.common.experiment import Rows, Settings
+from spear.experiments.common.figures import band, counts, per_point, rates, unfinished, where
 from spear.experiments.common.searching import counted
 from spear.federated import mlp
 from spear.report import plots
@@ -45,8 +45,8 @@ def measure(case: Case) -> Measured:
     model = mlp(
         math.prod(source.shape), source.classes, width=case["m"], depth=case["depth"], seed=seed
     )
-    batch = Batch.draw(case, case["data"], case["b"], model=model)
-    return inverted(case, batch) if case["finder"] == "cascade" else counted(case, batch)
+    batch = private_batch(case, model=model)
+    return inverted(case, batch).measured() if case["finder"] == "cascade" else counted(case, batch)
 
 
 def panel(axes: Axes, rows: Rows, name: str, values: Sequence[int], fixed: Settings) -> Axes:
@@ -87,7 +87,7 @@ def figure(rows: Rows) -> Figure:
     return drawn
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     own = rows["architecture"]
     sampled = where(own, finder="overlapping")
     caption = (
@@ -103,7 +103,7 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
         "(Figure 4)."
     )
     plot = Plot("architecture", lambda: figure(own), caption)
-    return Drawing(plots=[plot], notes=[note])
+    return Section(plots=[plot], notes=[note])
 
 
 EXPERIMENT = Experiment(

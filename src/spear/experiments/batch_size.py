@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spear import theory
-from spear.experiments.common import Case, Drawing, Experiment, Plan, Plot, Table
-from spear.experiments.common.batches import Batch
-from spear.experiments.common.curves import (
+from spear.experiments.common import Case, Experiment, Plan, Plot, Section, table
+from spear.experiments.common.batches import private_batch
+from spear.experiments.common.experiment import Rows, Settings
+from spear.experiments.common.figures import (
+    NONE,
     band,
     counts,
+    decimal,
     per_point,
     quantile,
     time_of,
@@ -20,10 +23,8 @@ from spear.experiments.common.curves import (
     values_of,
     where,
 )
-from spear.experiments.common.experiment import Rows, Settings
-from spear.experiments.common.figures import NONE, decimal
 from spear.experiments.common.searching import LIMIT_SINGULAR, Zeros, counted
-from spear.report import plots
+from spear.report import Table, plots
 from spear.trials import Measured, Trial
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def plan(wanted: Plan) -> Iterator[Trial]:
 
 
 def measure(case: Case) -> Measured:
-    return counted(case, Batch.draw(case, case["data"], case["b"], width=case["m"]))
+    return counted(case, private_batch(case))
 
 
 def hypergeometric(rows: Rows) -> float:
@@ -129,15 +130,15 @@ def typical(values: Sequence[float]) -> str:
     return decimal(middle, 0) if math.isfinite(middle) else NONE
 
 
-def table(rows: Rows) -> Table:
+def ratios(rows: Rows) -> Table:
     lines = []
     for m in WIDTHS:
         for b in values_of(where(rows, m=m), "b"):
             groups = {finder: where(rows, m=m, b=b, finder=finder) for finder in FINDERS}
             medians = [typical(counts(groups[finder])) for finder in FINDERS[:2]]
-            ratios = [ratio(groups[finder]) for finder in FINDERS[:2]]
+            shares = [ratio(groups[finder]) for finder in FINDERS[:2]]
             lemma = decimal(theory.expected_samples(b), 0)
-            lines.append([str(m), str(b), lemma, medians[0], ratios[0], medians[1], ratios[1]])
+            lines.append([str(m), str(b), lemma, medians[0], shares[0], medians[1], shares[1]])
     columns = (
         "m, b, Lemma, Median, Over expected, Median (overlapping), Over expected (overlapping)"
     )
@@ -145,10 +146,10 @@ def table(rows: Rows) -> Table:
         "Expected: hypergeometric, from the zeros of the very batch, with submatrices singular "
         "with 2^(1-b); means ± standard errors over the batches that were found."
     )
-    return Table(columns.split(", "), lines, caption)
+    return table(columns, lines, caption)
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     own = rows["batch_size"]
     sampled = [row for row in own if row.settings["finder"] != "cascade"]
     caption = (
@@ -171,7 +172,7 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
         "table has both counts, the right panel both times."
     )
     drawing = [Plot("submatrices", lambda: figure(own), caption)]
-    return Drawing([table(own)] if own else [], drawing, notes=[notes])
+    return Section([ratios(own)] if own else [], drawing, notes=[notes])
 
 
 EXPERIMENT = Experiment(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spear.experiments.common import Case, Drawing, Experiment, Plan, Table
+from spear.experiments.common import Case, Experiment, Plan, Section, table
 from spear.experiments.common.baselines import guessed
-from spear.experiments.common.batches import Batch, attack, judge
+from spear.experiments.common.batches import attack, private_batch
 from spear.experiments.common.experiment import Rows, Settings
-from spear.experiments.common.figures import decimal, mean, metric, rate, seconds, verdicts, which
+from spear.experiments.common.figures import decimal, mean, metric, rate, seconds, verdicts, where
 from spear.federated import clipping_factors, defences, fedsgd, least_squares, output_gradient
 from spear.metrics import EXACT_DB, psnr
-from spear.trials import Measured, Trial
+from spear.trials import Batch, Measured, Trial, compare
 from spear.update import LayerUpdate, observe
 
 CLIPS = (1.0, 1.25, 1.5, 1.75, 2.0)
@@ -56,16 +57,16 @@ def plan(wanted: Plan) -> Iterator[Trial]:
 
 
 def measure(case: Case) -> Measured:
-    batch = Batch.draw(case, case["data"], case["b"], width=case["m"])
+    batch = private_batch(case)
     if case["attack"] == "geiping":
         return guessed(case, batch, "geiping")
     view, reference = noisy(case, batch)
-    attacked = attack(case, view, batch.model)
-    score, metrics = judge(case, batch, attacked)
+    found = compare(batch, attack(case, view, batch.model))
+    score = found.score
     truth = score.pairs.truth
     best = psnr(batch.pixels(reference), batch.pixels(batch.inputs))  # (b,)
     whole = not score.pairs.missing and not score.pairs.surplus
-    metrics |= {
+    metrics: dict[str, Any] = {
         f"within_{loss}": whole
         and bool((score.psnr >= (best[truth] - loss).clamp_max(EXACT_DB)).all())
         for loss in LOSSES
@@ -74,7 +75,7 @@ def measure(case: Case) -> Measured:
         "reference": float(best.mean()),
         "below": float((best[truth] - score.psnr).mean()) if len(truth) else None,
     }
-    return Measured(attacked.result.outcome.name, metrics, attacked.seconds, attacked.stages)
+    return found.measured(metrics)
 
 
 def noisy(case: Case, batch: Batch) -> tuple[LayerUpdate, Tensor]:
@@ -93,21 +94,21 @@ def noisy(case: Case, batch: Batch) -> tuple[LayerUpdate, Tensor]:
     return view, least_squares(view, output_gradient(model, x, y, layer=view.layer, loss=clipped))
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
-    rival, (published, accuracy) = which(rows["dpsgd"], **RIVAL), PAPER_GEIPING
+def draw(rows: Mapping[str, Rows]) -> Section:
+    rival, (published, accuracy) = where(rows["dpsgd"], **RIVAL), PAPER_GEIPING
     quality = mean(metric(rival, "psnr"), len(rival))
     lines = [["Geiping et al.", "–", "0", "–", published, quality, "–", accuracy]]
     lines[0] += [*("–" for _ in LOSSES), seconds(rival)]
     shown = []
     for settings in CELLS:
-        own = which(rows["dpsgd"], **settings)
+        own = where(rows["dpsgd"], **settings)
         shown += own
         lines.append(_line(settings, own))
     columns = "Method, C, σ, σ b / C, PSNR paper, PSNR ours, dB below reference, Acc (%) paper"
     accuracies = [f"Acc ours, {loss} dB" for loss in LOSSES]
     steps = f"Geiping et al.: {RIVAL['iterations']:,} iterations, total variation 0.001."
-    return Drawing(
-        [Table([*columns.split(", "), *accuracies, "Time ours (CPU)"], lines)],
+    return Section(
+        [table([*columns.split(", "), *accuracies, "Time ours (CPU)"], lines)],
         notes=[*NOTES, steps, verdicts(shown)],
     )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spear.experiments.common import Drawing, Experiment, Table
+from spear.experiments.common import Experiment, Section, table
 from spear.experiments.common.batches import NAMES
 from spear.experiments.common.experiment import Rows
-from spear.experiments.common.figures import mean, metric, rate, seconds, spread, which
+from spear.experiments.common.figures import mean, metric, rate, seconds, spread, where
 
 # Dataset: PSNR, LPIPS, accuracy and minutes a batch on a GPU, as the paper has them.
 PAPER = {
@@ -24,10 +24,10 @@ NOTE = (
 )
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     lines = []
     for dataset, (psnr, lpips, accuracy, minutes) in PAPER.items():
-        own = which(rows["main"], data=dataset, finder="cascade")
+        own = where(rows["main"], data=dataset, finder="cascade")
         ours = [
             bar(metric(own, name), len(own)) for name in ("psnr", "lpips") for bar in (mean, spread)
         ]
@@ -36,7 +36,7 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
     bars = ["paper", "ours, ± of the mean", "ours, ± 1.96 deviations"]
     columns = [f"{name} {bar}" for name in ("PSNR", "LPIPS") for bar in bars]
     rest = ["Acc paper", "Acc ours", "Time paper (GPU)", "Time ours (CPU)"]
-    return Drawing([Table(["Dataset", *columns, *rest], lines)], notes=[NOTE])
+    return Section([table(["Dataset", *columns, *rest], lines)], notes=[NOTE])
 
 
 EXPERIMENT = Experiment(

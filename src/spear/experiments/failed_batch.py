@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from spear.experiments.common import Case, Drawing, Experiment
-from spear.experiments.common.batches import Batch, attack, judge
+from spear.experiments.common import Case, Experiment, Section
+from spear.experiments.common.batches import inverted, private_batch
 from spear.experiments.common.drawing import Picture
 from spear.experiments.common.experiment import Rows
-from spear.experiments.common.figures import NOT_RUN, which
+from spear.experiments.common.figures import NOT_RUN, where
 from spear.experiments.common.galleries import Strip, Tile, gallery, judged, plain
 from spear.search import SamplingFinder
 from spear.trials import Measured, Row, Status, Trial
@@ -56,24 +56,13 @@ def picked(rows: Rows) -> list[Trial]:
 
 
 def measure(case: Case) -> Measured:
-    batch = Batch.draw(case, case["data"], case["b"], width=case["m"])
+    batch = private_batch(case)
     budget = case["max_samples"]
     finder = case["finder"] if budget is None else SamplingFinder(max_samples=budget)
-    attacked = attack(case, batch.view(), batch.model, finder)
-    score, metrics = judge(case, batch, attacked)
-    result = attacked.result
-    return Measured(
-        result.outcome.name,
-        {**metrics, "returned": len(result.inputs)},
-        attacked.seconds,
-        attacked.stages,
-        {
-            "batch": framed(
-                judged(batch.pixels(result.inputs), score, result.certified),
-                batch.pixels(batch.inputs),
-            )
-        },
-    )
+    found = inverted(case, batch, finder)
+    returned = len(found.attacked.result.inputs)
+    picture = framed(judged(found), batch.pixels(batch.inputs))
+    return found.measured({"returned": returned}, {"batch": picture})
 
 
 def framed(tiles: Sequence[Tile], originals: Tensor) -> bytes:
@@ -87,12 +76,12 @@ def framed(tiles: Sequence[Tile], originals: Tensor) -> bytes:
     )
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     own = {row.key: row for row in rows["failed_batch"] if "batch" in row.pictures}
     drawn = [own[trial.key] for trial in picked(rows["main"]) if trial.key in own]
     if not drawn:
-        return Drawing(notes=[NOT_RUN])
-    tiny = which(rows["main"], data="tiny_imagenet", finder="cascade")
+        return Section(notes=[NOT_RUN])
+    tiny = where(rows["main"], data="tiny_imagenet", finder="cascade")
     lost = [row for row in tiny if row.status is not Status.DONE]  # nothing of these can be shown
     notes = [
         "A green frame is a sample that the attack certifies, a red one it returns without a proof; "
@@ -103,7 +92,7 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
         words = f"Of the {len(tiny)} TinyImageNet batches of Table 3 none failed here"
         notes.append(f"{words}, but {len(lost)} ended without a result." if lost else f"{words}.")
     pictures = [Picture(row.settings["kind"], row.pictures["batch"], caption(row)) for row in drawn]
-    return Drawing(pictures=pictures, notes=notes)
+    return Section(pictures=pictures, notes=notes)
 
 
 def caption(row: Row) -> str:

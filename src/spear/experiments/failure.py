@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spear import theory
-from spear.experiments.common import Drawing, Experiment, Plot
+from spear.experiments.common import Experiment, Plot, Section
 from spear.experiments.common.experiment import Rows
 from spear.report import plots
 
@@ -46,7 +46,7 @@ def figure() -> Figure:
     return drawn
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     caption = (
         "Failure probability despite all submatrices, against the width m: the upper bound "
         "(dashed) and the approximation (solid) of the paper, for p_fr = 10⁻⁹. Both take "
@@ -54,7 +54,7 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
         "holds (Figure 8). Closed forms, no batches. Every curve ends on 1 - (1 - p_fr)ᵇ, what "
         "the sparsity filter rejects."
     )
-    return Drawing(plots=[Plot("probability", figure, caption)])
+    return Section(plots=[Plot("probability", figure, caption)])
 
 
 EXPERIMENT = Experiment(

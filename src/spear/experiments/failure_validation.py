@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from spear import theory
-from spear.experiments.common import Case, Drawing, Experiment, Plot
+from spear.experiments.common import Case, Experiment, Plot, Section
 from spear.experiments.common.batches import NAMES, images
-from spear.experiments.common.curves import where
 from spear.experiments.common.experiment import Rows, Settings
+from spear.experiments.common.figures import where
 from spear.federated import mlp, output_gradient
 from spear.metrics import Rate
 from spear.report import plots
@@ -187,7 +187,7 @@ def figure(rows: Rows) -> Figure:
     return drawn
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     own = [row for row in rows["failure_validation"] if row.metrics]
     sizes = {
         total(where(own, b=b, m=m, source=s), "matrices")
@@ -204,7 +204,7 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
         "layers, all of width m. Where no matrix failed, only the interval is shown."
     )
     notes = [] if not own else [checked(own)]
-    return Drawing(plots=[Plot("validation", lambda: figure(own), caption)], notes=notes)
+    return Section(plots=[Plot("validation", lambda: figure(own), caption)], notes=notes)
 
 
 def checked(rows: Rows) -> str:

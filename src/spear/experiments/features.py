@@ -10,23 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from spear.baselines import CocktailPartyAttack, FeatureInversion, GeipingAttack, invert_features
-from spear.experiments.common import Case, Drawing, Experiment, Plan, Table
+from spear.experiments.common import Case, Experiment, Plan, Section, table
 from spear.experiments.common.baselines import known, started
 from spear.experiments.common.batches import (
-    Attacked,
-    Batch,
     attack,
+    compare_activations,
     images,
-    judge_activations,
     lpips,
-    quality,
+    private_batch,
 )
 from spear.experiments.common.experiment import Rows, Settings
-from spear.experiments.common.figures import mean, metric, seconds, verdicts, which
+from spear.experiments.common.figures import mean, metric, seconds, verdicts, where
 from spear.federated import Vgg16, fedsgd
-from spear.inversion import Inversion, Outcome
-from spear.metrics import score_features, score_images
-from spear.trials import Measured, Trial
+from spear.inversion import Outcome
+from spear.metrics import score_features
+from spear.trials import Attacked, Batch, Measured, Trial, compare, quality
 from spear.update import LayerUpdate, network_before, observe
 
 LAYER = "classifier.0"
@@ -75,7 +73,7 @@ def measure(case: Case) -> Measured:
     source = images(case.data, case["data"])
     sizes = {"width": case["width"], "pixels": source.shape[-1], "seed": case.seed}
     model = Vgg16(source.classes, **sizes).load_features(case.data)
-    batch = Batch.draw(case, case["data"], case["b"], model=model)
+    batch = private_batch(case, model=model)
     photos = batch.inputs.view(-1, *source.shape)
     view = observe(model, fedsgd(model, photos, batch.labels), layer=LAYER)
     if case["attack"] == "geiping":
@@ -88,9 +86,10 @@ def measure(case: Case) -> Measured:
 def recovered(case: Case, batch: Batch, view: LayerUpdate, truth: Tensor) -> Measured:
     """Features, and for the part `images` what they become."""
     found = attack(case, view, batch.model) if case["attack"] == "spear" else mixed(case, view)
-    score, metrics = judge_activations(batch, found, truth)
+    compared = compare_activations(batch, found, truth)
+    metrics = dict(compared.metrics)
     if case["attack"] != "spear":
-        metrics = {**quality(score), **found.counts}  # it proves nothing
+        metrics = {**quality(compared.score), **found.counts}  # it proves nothing
     similar = score_features(found.result.inputs, truth)
     metrics |= {"cosine": similar.average.value, "worst_cosine": _least(similar.cosine)}
     outcome, stages = found.result.outcome.name, {"features": found.seconds}
@@ -106,8 +105,9 @@ def recovered(case: Case, batch: Batch, view: LayerUpdate, truth: Tensor) -> Mea
     start = invert_features(
         before, found.result.inputs, options=options, **shape_and_bounds, **started(case)
     )
-    stages["inversion"] = time.monotonic() - began
-    metrics["lpips_inverted"] = looks(case, batch, start)["lpips"]
+    inverted = Attacked(view, start, time.monotonic() - began)
+    stages["inversion"] = inverted.seconds
+    metrics["lpips_inverted"] = looks(case, batch, inverted)["lpips"]
     final = matched(case, batch, view, labels, initial=start.inputs)
     total = sum(stages.values()) + final.seconds
     return Measured(outcome, {**metrics, **final.metrics}, total, {**stages, **final.stages})
@@ -117,7 +117,7 @@ def mixed(case: Case, view: LayerUpdate) -> Attacked:
     options = {name: case[name] for name in ("iterations", "independence")}
     began = time.monotonic()
     result = CocktailPartyAttack(**options).invert(view, **started(case))
-    return Attacked(result, time.monotonic() - began)
+    return Attacked(view, result, time.monotonic() - began)
 
 
 def matched(
@@ -132,26 +132,25 @@ def matched(
     rival = GeipingAttack(iterations=case["matching"], lr=lr, total_variation=0.01)
     began = time.monotonic()
     result = rival.invert(view, labels=labels, initial=initial, **known(batch), **started(case))
-    spent = time.monotonic() - began
-    shown = looks(case, batch, result)
+    found = Attacked(view, result, time.monotonic() - began)
+    shown = looks(case, batch, found)
     kept = {"lpips": shown["lpips"], "psnr": shown["psnr"], "loss": result.stats["loss"]}
-    return Measured(result.outcome.name, kept, spent, {"matching": spent})
+    return Measured(result.outcome.name, kept, found.seconds, {"matching": found.seconds})
 
 
-def looks(case: Case, batch: Batch, result: Inversion) -> dict[str, Any]:
-    pixels = batch.pixels(result.inputs), batch.pixels(batch.inputs)
-    return quality(score_images(*pixels, lpips=lpips(case.data)))
+def looks(case: Case, batch: Batch, found: Attacked) -> dict[str, Any]:
+    return quality(compare(batch, found, lpips=lpips(case.data)).score)
 
 
 def _least(values: Tensor) -> float | None:
     return float(values.min()) if len(values) else None
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     lines = []
     for name, (similarity, distance) in PAPER.items():
-        large = which(rows["features"], **FEATURES[name]) if name in FEATURES else []
-        small = which(rows["features"], **IMAGES[name])
+        large = where(rows["features"], **FEATURES[name]) if name in FEATURES else []
+        small = where(rows["features"], **IMAGES[name])
         ours = [mean(metric(large, "cosine"), len(large), 4), seconds(large)]
         inverted = mean(metric(small, "lpips_inverted"), len(small), 3)
         if name not in FEATURES:
@@ -160,8 +159,8 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
         lines.append([NAMES[name], similarity, *ours, distance, inverted, final, seconds(small)])
     columns = "Method, Feature sim paper, Feature sim ours, Features time (CPU), LPIPS paper"
     smaller = ["LPIPS after FI, 64 pixels", "LPIPS ours, 64 pixels", "Images time (CPU)"]
-    return Drawing(
-        [Table([*columns.split(", "), *smaller], lines)],
+    return Section(
+        [table([*columns.split(", "), *smaller], lines)],
         notes=[*NOTES, verdicts(rows["features"])],
     )
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from spear.experiments.common import Experiment
-from spear.experiments.common.averaging import cell, draw, measure
+from spear.experiments.fedavg_epochs import cell, draw, measure
 
-# Learning rate, epochs, samples a local step: PSNR and accuracy, as the paper has them.
+# Learning rate, epochs, samples a local step, momentum: PSNR and accuracy, as the paper has them.
 PAPER = {
-    (0.1, 5, 20): ("119.3", "95 %"),
-    (0.01, 5, 20): ("103.9", "100 %"),
-    (0.001, 5, 20): ("85.5", "100 %"),
+    (0.1, 5, 20, 0.0): ("119.3", "95 %"),
+    (0.01, 5, 20, 0.0): ("103.9", "100 %"),
+    (0.001, 5, 20, 0.0): ("85.5", "100 %"),
 }
-SHARED = (0.01, 5, 20)
+SHARED = (0.01, 5, 20, 0.0)
 
 EXPERIMENT = Experiment(
     place="Table 11",

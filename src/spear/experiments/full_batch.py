@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from spear.experiments.common import Case, Drawing, Experiment
+from spear.experiments.common import Case, Experiment, Section
 from spear.experiments.common.baselines import guess
-from spear.experiments.common.batches import Batch, attack, images, judge
+from spear.experiments.common.batches import images, inverted, private_batch
 from spear.experiments.common.drawing import Picture
 from spear.experiments.common.experiment import Rows
 from spear.experiments.common.figures import NOT_RUN, decimal
 from spear.experiments.common.galleries import Strip, Tile, aligned, gallery, plain
-from spear.metrics import score_images
-from spear.trials import Measured, Trial
+from spear.trials import Measured, Trial, compare
 
 # Of Geiping's options the best of those tried on seed 0 (16.1 dB): 2,000 iterations with a total
 # variation of 0.0001, 0.0003, 0.001, 0.01, 0.1 (15.1, 15.1, 16.0, 14.7, 14.3 dB); with 0.001, steps of
@@ -33,7 +33,7 @@ SETTINGS = {
 def one_class(case: Case) -> Tensor:
     """The images of a class that the seed draws."""
     source = images(case.data, case["data"])
-    generator = torch.Generator().manual_seed(case.seed)
+    generator = case.generator()
     label = int(torch.randint(source.classes, (1,), generator=generator))
     return (source.labels == label).nonzero().flatten()
 
@@ -45,19 +45,15 @@ def spread(psnr: Tensor) -> list[int]:
 
 
 def measure(case: Case) -> Measured:
-    batch = Batch.draw(case, case["data"], case["b"], width=case["m"], among=one_class(case))
+    batch = private_batch(case, among=one_class(case))
     truth = batch.pixels(batch.inputs)
-    attacked = attack(case, batch.view(), batch.model)
-    score, metrics = judge(case, batch, attacked)
-    found = guess(case, batch, "geiping")
-    guesses = batch.pixels(found.result.inputs)
-    guessed = score_images(guesses, truth)
-    psnr = torch.empty_like(guessed.psnr)
-    psnr[guessed.pairs.truth] = guessed.psnr  # in the order of the originals
+    found, guessed = inverted(case, batch), compare(batch, guess(case, batch, "geiping"))
+    psnr = torch.empty_like(guessed.score.psnr)
+    psnr[guessed.score.pairs.truth] = guessed.score.psnr  # in the order of the originals
     four = spread(psnr)
     rows: list[tuple[str, float | None, Sequence[Tensor | None]]] = [
-        ("SPEAR", metrics["psnr"], aligned(batch.pixels(attacked.result.inputs), score)),
-        ("Geiping et al.", float(psnr.mean()), aligned(guesses, guessed)),
+        ("SPEAR", found.metrics["psnr"], aligned(found)),
+        ("Geiping et al.", float(psnr.mean()), aligned(guessed)),
         ("Ground truth", None, list(truth)),
     ]
     strips = [
@@ -68,25 +64,22 @@ def measure(case: Case) -> Measured:
         Strip(name, [Tile(tiles[i], None, _decibels(name, psnr[i])) for i in four])
         for name, _, tiles in rows
     ]
-    return Measured(
-        attacked.result.outcome.name,
-        metrics
-        | {"label": int(batch.labels[0]), "geiping_psnr": psnr.tolist(), "four": four}
+    measured = found.measured(
+        {"label": int(batch.labels[0]), "geiping_psnr": psnr.tolist(), "four": four}
         | {"geiping": float(psnr.mean())},
-        attacked.seconds,
-        attacked.stages | {"geiping": found.seconds},
         {"full": gallery(strips, shades=32), "four": gallery(teaser, columns=4, side=192)},
     )
+    return replace(measured, stages={**measured.stages, "geiping": guessed.attacked.seconds})
 
 
 def _decibels(name: str, psnr: Tensor) -> str:
     return f"{float(psnr):.1f} dB" if name.startswith("Geiping") else ""
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     drawn = [row for row in rows["full_batch"] if "full" in row.pictures]
     if not drawn:
-        return Drawing(notes=[NOT_RUN])
+        return Section(notes=[NOT_RUN])
     row = drawn[-1]
     metrics, seconds = row.metrics, row.stages["geiping"]
     caption = (
@@ -95,7 +88,7 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
         f"al. (middle, {metrics['geiping']:.1f} dB, {seconds:.0f} s), and as they are (bottom). "
         f"Geiping et al. are given the labels, SPEAR is not. Seed {row.seed}."
     )
-    return Drawing(pictures=[Picture("full", row.pictures["full"], caption)])
+    return Section(pictures=[Picture("full", row.pictures["full"], caption)])
 
 
 EXPERIMENT = Experiment(

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from spear.experiments.common import Case, Drawing, Experiment, Table
-from spear.experiments.common.batches import Batch, attack, images, judge, judge_activations
+from spear.experiments.common import Case, Experiment, Section, table
+from spear.experiments.common.batches import attack, compare_activations, images, private_batch
 from spear.experiments.common.experiment import Rows, Settings
-from spear.experiments.common.figures import mean, metric, rate, seconds, verdicts, which
+from spear.experiments.common.figures import mean, metric, rate, seconds, verdicts, where
 from spear.federated import fedsgd, mlp, train
 from spear.metrics import mae
-from spear.trials import Measured
+from spear.trials import Batch, Measured, compare
 from spear.update import observe
 
 # Layer and steps of training: MAE, accuracy and minutes a batch on a GPU, as the paper has them.
@@ -52,11 +52,11 @@ def trained(root: Path, name: str, steps: int, lr: float, mini: int) -> nn.Modul
 
 def drawn(case: Case) -> Batch:
     if not case["steps"]:
-        return Batch.draw(case, case["data"], case["b"], width=case["m"])
+        return private_batch(case)
     case.report("training", None)
     model = trained(case.data, case["data"], case["steps"], case["lr"], case["mini"])
     unseen = torch.arange(SEEN, len(images(case.data, case["data"])))
-    return Batch.draw(case, case["data"], case["b"], among=unseen, model=model)
+    return private_batch(case, among=unseen, model=model)
 
 
 def measure(case: Case) -> Measured:
@@ -66,24 +66,21 @@ def measure(case: Case) -> Measured:
         truth = batch.model[:place](batch.inputs)  # (b, n)
     update = fedsgd(batch.model, batch.inputs, batch.labels)
     attacked = attack(case, observe(batch.model, update, layer=str(place)), batch.model)
-    if place == 0:
-        score, metrics = judge(case, batch, attacked)
-    else:
-        score, metrics = judge_activations(batch, attacked, truth)
-    error = mae(attacked.result.inputs[score.pairs.found], truth[score.pairs.truth])  # (p,)
-    metrics["mae"] = float(error.mean()) if len(error) else None
-    return Measured(attacked.result.outcome.name, metrics, attacked.seconds, attacked.stages)
+    found = compare_activations(batch, attacked, truth) if place else compare(batch, attacked)
+    pairs = found.score.pairs
+    error = mae(attacked.result.inputs[pairs.found], truth[pairs.truth])  # (p,)
+    return found.measured({"mae": float(error.mean()) if len(error) else None})
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     lines = []
     for (layer, steps), (error, accuracy, minutes) in PAPER.items():
-        own = which(rows["layers"], **cell(layer, steps))
+        own = where(rows["layers"], **cell(layer, steps))
         name = f"{layer}, after {steps:,} steps" if steps else str(layer)
         ours = mean(metric(own, "mae"), len(own))
         lines.append([name, error, ours, accuracy, rate(own), minutes, seconds(own)])
     columns = "Layer, MAE paper, MAE ours, Acc paper, Acc ours, Time paper (GPU), Time ours (CPU)"
-    return Drawing([Table(columns.split(", "), lines)], notes=[*NOTES, verdicts(rows["layers"])])
+    return Section([table(columns, lines)], notes=[*NOTES, verdicts(rows["layers"])])
 
 
 EXPERIMENT = Experiment(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from spear.experiments.common import Case, Drawing, Experiment, Plan, Table
-from spear.experiments.common.batches import NAMES, Batch, inverted
+from spear.experiments.common import Case, Experiment, Plan, Section, table
+from spear.experiments.common.batches import NAMES, inverted, lpips, private_batch
 from spear.experiments.common.experiment import Rows, Settings
-from spear.experiments.common.figures import mean, median, metric, rate, seconds, verdicts, which
+from spear.experiments.common.figures import mean, median, metric, rate, seconds, verdicts, where
 from spear.trials import Measured, Trial
 
 # Dataset: PSNR, LPIPS, accuracy and minutes a batch on a GPU, as the paper has them.
@@ -37,32 +37,32 @@ def plan(wanted: Plan) -> Iterator[Trial]:
 
 
 def measure(case: Case) -> Measured:
-    batch = Batch.draw(case, case["data"], case["b"], width=case["m"])
-    return inverted(case, batch, case["finder"], perceptual=True)
+    found = inverted(case, private_batch(case), case["finder"], lpips=lpips(case.data))
+    return found.measured()
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     shown = [*CELLS, *SLOW]
-    lines = [_line(settings, which(rows["main"], **settings)) for settings in shown]
+    lines = [_line(settings, where(rows["main"], **settings)) for settings in shown]
     columns = "Dataset, Finder, PSNR paper, PSNR ours, LPIPS paper, LPIPS ours, Acc paper, Acc ours"
     times = ["Time paper (GPU)", "Time ours (CPU)", "Submatrices, median"]
     finders = (
         "The finder `cascade` is ours, `sampling` is the paper's Algorithm 1; the paper's figures "
         f"stand beside both. Sampling runs on one batch in {SHARE}, each within 10 minutes."
     )
-    return Drawing(
-        [Table([*columns.split(", "), *times], lines)], notes=[finders, verdicts(rows["main"])]
+    return Section(
+        [table([*columns.split(", "), *times], lines)], notes=[finders, verdicts(rows["main"])]
     )
 
 
 def _line(settings: Settings, own: Rows) -> list[str]:
-    psnr, lpips, accuracy, minutes = PAPER[settings["data"]]
+    psnr, distance, accuracy, minutes = PAPER[settings["data"]]
     return [
         NAMES[settings["data"]],
         settings["finder"],
         psnr,
         mean(metric(own, "psnr"), len(own)),
-        lpips,
+        distance,
         mean(metric(own, "lpips"), len(own)),
         accuracy,
         rate(own),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spear.experiments.common import Case, Drawing, Experiment, Table
-from spear.experiments.common.batches import Batch, images, inverted
+from spear.experiments.common import Case, Experiment, Section, table
+from spear.experiments.common.batches import images, inverted, lpips, private_batch
 from spear.experiments.common.experiment import Rows
-from spear.experiments.common.figures import mean, metric, rate, seconds, verdicts, which
+from spear.experiments.common.figures import mean, metric, rate, seconds, verdicts, where
 from spear.trials import Measured
 
 # PSNR, SSIM, MSE, LPIPS and accuracy, as the paper has them. It gives no time.
@@ -18,12 +18,11 @@ CELL = {"data": "tiny_imagenet", "b": 20, "m": 200, "max_seconds": 120}
 def measure(case: Case) -> Measured:
     labels = images(case.data, case["data"]).labels
     same = (labels == case.seed % (int(labels.max()) + 1)).nonzero().flatten()
-    batch = Batch.draw(case, case["data"], case["b"], width=case["m"], among=same)
-    return inverted(case, batch, perceptual=True)
+    return inverted(case, private_batch(case, among=same), lpips=lpips(case.data)).measured()
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
-    own = which(rows["one_label"], **CELL)
+def draw(rows: Mapping[str, Rows]) -> Section:
+    own = where(rows["one_label"], **CELL)
     digits = {"psnr": 1, "ssim": 6, "mse": 1, "lpips": 1}
     ours = [mean(metric(own, name), len(own), places) for name, places in digits.items()]
     columns = ["TinyImageNet", "PSNR", "SSIM", "MSE", "LPIPS", "Acc", "Time (CPU)"]
@@ -31,7 +30,7 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
     classes = (
         "The class of a batch is its seed modulo 200, its images are drawn among the class's 50."
     )
-    return Drawing([Table(columns, lines)], notes=[classes, verdicts(own)])
+    return Section([table(columns, lines)], notes=[classes, verdicts(own)])
 
 
 EXPERIMENT = Experiment(

@@ -14,18 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spear import theory
-from spear.experiments.common import Case, Drawing, Experiment, Plot
-from spear.experiments.common.batches import Attacked, Batch, attack, judge
+from spear.experiments.common import Case, Experiment, Plot, Section
+from spear.experiments.common.batches import attack, private_batch
 from spear.experiments.common.experiment import Rows
 from spear.experiments.common.figures import NOT_RUN, decimal
 from spear.experiments.common.galleries import aligned
 from spear.factors import Factors
 from spear.judge import Selection, select
-from spear.metrics import ImageScore
 from spear.report import pictures, plots
 from spear.search import CandidatePool, Directions, Watch, unit, zero_margin
-from spear.trials import Measured, Row, Trial
-from spear.update import LayerUpdate
+from spear.trials import Compared, Measured, Row, Trial, compare
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -249,21 +247,15 @@ class Traced:
 
 
 def measure(case: Case) -> Measured:
-    batch = Batch.draw(case, case["data"], case["b"], width=case["m"])
+    batch = private_batch(case)
     view = batch.view()
     traced = Traced(case["submatrices"], case["false_rejection"])
     attacked = attack(case, view, batch.model, traced)
-    score, metrics = judge(case, batch, attacked)
+    found = compare(batch, attacked)
     chosen = select(traced.factors, traced.pool, Watch())  # as the attack has done
     assert chosen is not None
-    return Measured(
-        attacked.result.outcome.name,
-        metrics
-        | proposals(traced, chosen)
-        | candidates(traced, chosen)
-        | tiles(batch, view, attacked, score, traced),
-        attacked.seconds,
-        attacked.stages,
+    return found.measured(
+        proposals(traced, chosen) | candidates(traced, chosen) | tiles(found, traced)
     )
 
 
@@ -309,19 +301,18 @@ def candidates(traced: Traced, chosen: Selection) -> dict[str, Any]:
     }
 
 
-def tiles(
-    batch: Batch, view: LayerUpdate, attacked: Attacked, score: ImageScore, traced: Traced
-) -> dict[str, Any]:
+def tiles(compared: Compared, traced: Traced) -> dict[str, Any]:
     """Images as PNG: a part of the gradient, the rows of R, the originals, what was recovered."""
+    batch, view = compared.batch, compared.attacked.view
     gradient = view.weight_grad.double()
     R = torch.linalg.lstsq(traced.factors.L, gradient).solution  # (b, n)
-    found = aligned(batch.pixels(attacked.result.inputs), score)
-    mixes = R.view(-1, *batch.images.shape)[:, :, ::2, ::2]
+    originals, recovered = batch.pixels(batch.inputs), aligned(compared)
+    mixes = R.view(-1, *originals.shape[1:])[:, :, ::2, ::2]
     return {
         "gradient": pictures.data_uri(_grey(gradient[:, :: max(1, view.inputs // 128)])[None]),
         "R": [pictures.data_uri(_grey(mix)) for mix in mixes],
-        "recovered": [None if image is None else pictures.data_uri(image) for image in found],
-        "originals": [pictures.data_uri(image) for image in batch.pixels(batch.inputs)],
+        "recovered": [None if image is None else pictures.data_uri(image) for image in recovered],
+        "originals": [pictures.data_uri(image) for image in originals],
         "inputs": view.inputs,
     }
 
@@ -335,10 +326,10 @@ def _rounded(values: Tensor) -> list[float]:
     return [float(f"{value:.3g}") for value in values.tolist()]
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     drawn = [row for row in rows["overview"] if "examples" in row.metrics]
     if not drawn:
-        return Drawing(notes=[NOT_RUN])
+        return Section(notes=[NOT_RUN])
     row = drawn[-1]
     b, m, metrics = row.settings["b"], row.settings["m"], row.metrics
     caption = (
@@ -351,7 +342,7 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
         f"(orange); the greedy choice keeps {b}. The bias gradient gives their scale, and with it the "
         f"inputs (v), at {decimal(metrics['psnr'])} dB."
     )
-    return Drawing(plots=[Plot("method", lambda: overview(row), caption)])
+    return Section(plots=[Plot("method", lambda: overview(row), caption)])
 
 
 EXPERIMENT = Experiment(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from spear.experiments.common import Case, Drawing, Experiment
-from spear.experiments.common.batches import Batch, attack, judge
+from spear.experiments.common import Case, Experiment, Section
+from spear.experiments.common.batches import inverted, private_batch
 from spear.experiments.common.drawing import Picture
 from spear.experiments.common.experiment import Rows
 from spear.experiments.common.figures import NOT_RUN
@@ -38,19 +38,12 @@ def _psnr(row: Row) -> float:
 
 
 def measure(case: Case) -> Measured:
-    batch = Batch.draw(case, case["data"], case["b"], width=case["m"])
-    attacked = attack(case, batch.view(), batch.model, case["finder"])
-    score, metrics = judge(case, batch, attacked)
-    return Measured(
-        attacked.result.outcome.name,
-        {**metrics, "same_as_main": metrics["psnr"] == case["main_psnr"]},
-        attacked.seconds,
-        attacked.stages,
-        {"batch": recovered_above_originals(batch, attacked.result, score)},
-    )
+    found = inverted(case, private_batch(case), case["finder"])
+    same = found.metrics["psnr"] == case["main_psnr"]
+    return found.measured({"same_as_main": same}, {"batch": recovered_above_originals(found)})
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     own = {row.key: row for row in rows["percentiles"] if "batch" in row.pictures}
     batches, pictures = ranked(rows["main"]), []
     for trial in picked(batches):
@@ -64,7 +57,7 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
         if not row.metrics["same_as_main"]:
             caption += f" In Table 3 it had {trial.settings['main_psnr']} dB."
         pictures.append(Picture(f"{percentile}th", row.pictures["batch"], caption))
-    return Drawing(pictures=pictures, notes=[] if pictures else [NOT_RUN])
+    return Section(pictures=pictures, notes=[] if pictures else [NOT_RUN])
 
 
 def _decibels(row: Row) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from spear.baselines import prior_from
-from spear.experiments.common import Case, Drawing, Experiment, Table
+from spear.experiments.common import Case, Experiment, Section, table
 from spear.experiments.common.baselines import guess, rated
-from spear.experiments.common.batches import Batch, attack, inverted, judge
+from spear.experiments.common.batches import attack, inverted, private_batch
 from spear.experiments.common.experiment import Rows, Settings
-from spear.experiments.common.figures import mean, median, metric, rate, seconds, verdicts, which
+from spear.experiments.common.figures import mean, median, metric, rate, seconds, verdicts, where
 from spear.search import SamplingFinder
-from spear.trials import Measured
+from spear.trials import Measured, compare
 
 # Batch size and width: PSNR of Geiping et al.; accuracy and PSNR with it as a prior. No times.
 PAPER = {(50, 400): ("26.5", "100", "124.5"), (100, 2000): ("32.8", "60", "81.5")}
@@ -38,34 +38,33 @@ def cascade(b: int, m: int) -> Settings:
 
 
 def measure(case: Case) -> Measured:
-    batch = Batch.draw(case, case["data"], case["b"], width=case["m"])
+    batch = private_batch(case)
     if case["method"] == "cascade":
-        return inverted(case, batch)
+        return inverted(case, batch).measured()
     first = guess(case, batch, "geiping")
     view = batch.view()
     finder = SamplingFinder(prior=prior_from(view, first.result.inputs, project=False))
     then = attack(case, view, batch.model, finder)
-    _, metrics = judge(case, batch, then)
-    metrics |= {"guess_psnr": rated(batch, first)["psnr"]}
+    metrics = compare(batch, then).metrics | {"guess_psnr": rated(batch, first)["psnr"]}
     stages = {"guess": first.seconds, **then.stages}
     both = first.seconds + then.seconds
     return Measured(then.result.outcome.name, metrics, both, stages)
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     lines = []
     for (b, m), (guess_psnr, accuracy, psnr) in PAPER.items():
-        size, own = [str(b), str(m)], which(rows["prior"], **with_prior(b, m))
+        size, own = [str(b), str(m)], where(rows["prior"], **with_prior(b, m))
         guesses = mean(metric(own, "guess_psnr"), len(own))
         line = ["Geiping et al.", *size, "–", "–", guess_psnr, guesses, "–"]
         lines.append([*line, seconds(own, "guess"), "–"])
         lines.append(_line("SPEAR + Geiping et al.", size, accuracy, psnr, own))
-        alone = which(rows["prior"], **cascade(b, m))
+        alone = where(rows["prior"], **cascade(b, m))
         lines.append(_line("SPEAR, `cascade`", size, "–", "–", alone))
     columns = "Method, b, m, Acc (%) paper, Acc ours, PSNR paper, PSNR ours, Samples right ours"
     more = ["Time ours (CPU)", "Submatrices, median"]
-    return Drawing(
-        [Table([*columns.split(", "), *more], lines)], notes=[*NOTES, verdicts(rows["prior"])]
+    return Section(
+        [table([*columns.split(", "), *more], lines)], notes=[*NOTES, verdicts(rows["prior"])]
     )
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spear.experiments.common import Drawing, Experiment
+from spear.experiments.common import Experiment, Section
 from spear.experiments.common.drawing import Picture
 from spear.experiments.common.experiment import Rows
 from spear.experiments.common.figures import NOT_RUN
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     drawn = [row for row in rows["full_batch"] if "four" in row.pictures]
     if not drawn:
-        return Drawing(notes=[NOT_RUN])
+        return Section(notes=[NOT_RUN])
     row = drawn[-1]
     caption = (
         f"Four images of a batch of {row.settings['b']}, recovered by SPEAR (top) and by Geiping et "
@@ -21,7 +21,7 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
         "recover best, two from the middle (a third and two thirds down their ranking), and their "
         f"worst. All {row.settings['b']} are in Figure 9."
     )
-    return Drawing(pictures=[Picture("four", row.pictures["four"], caption)])
+    return Section(pictures=[Picture("four", row.pictures["four"], caption)])
 
 
 EXPERIMENT = Experiment(

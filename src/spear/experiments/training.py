@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from spear.experiments.common import Case, Drawing, Experiment, Plot
-from spear.experiments.common.batches import Batch, images, inverted
-from spear.experiments.common.curves import (
+from spear.experiments.common import Case, Experiment, Plot, Section
+from spear.experiments.common.batches import images, inverted, private_batch
+from spear.experiments.common.experiment import Rows, Settings
+from spear.experiments.common.figures import (
     band,
     counts,
+    metric,
     per_point,
     quantile,
     rates,
     unfinished,
     where,
 )
-from spear.experiments.common.experiment import Rows, Settings
-from spear.experiments.common.figures import metric
 from spear.experiments.common.searching import Zeros, counted
 from spear.federated import mlp, train
 from spear.report import plots
@@ -65,14 +65,13 @@ def network(root: Path, steps: int) -> nn.Module:
 
 def measure(case: Case) -> Measured:
     among, model = torch.tensor(PARTS[case["part"]]), network(case.data, case["steps"])
-    batch = Batch.draw(case, "mnist", case["b"], among=among, model=model)
+    batch = private_batch(case, data="mnist", among=among, model=model)
     if case["finder"] != "cascade":
         return counted(case, batch)
-    done = inverted(case, batch)
     with torch.no_grad():
         faintest = 1 - model(batch.inputs).double().softmax(1)[range(case["b"]), batch.labels]
     metrics = {"sparsity": Zeros.of(batch).sparsity, "faintest": float(faintest.min())}
-    return Measured(done.outcome, {**done.metrics, **metrics}, done.seconds, done.stages)
+    return inverted(case, batch).measured(metrics)
 
 
 def column(axes: Sequence[Axes], rows: Rows, part: str) -> None:
@@ -115,7 +114,7 @@ def figure(rows: Rows) -> Figure:
     return drawn
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     own = rows["training"]
     caption = (
         "Accuracy with its 95 % Clopper-Pearson interval, number of submatrices (median, 10th to "
@@ -134,7 +133,7 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
         "at 0.05 most gradients vanish from 1,000 steps on."
     )
     plot = Plot("training", lambda: figure(own), caption)
-    return Drawing(plots=[plot], notes=[note])
+    return Section(plots=[plot], notes=[note])
 
 
 EXPERIMENT = Experiment(

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from spear.experiments.common import Case, Drawing, Experiment, Plot
-from spear.experiments.common.batches import NAMES, Batch
-from spear.experiments.common.curves import per_point, share_of, values_of, where
+from spear.experiments.common import Case, Experiment, Plot, Section
+from spear.experiments.common.batches import NAMES, private_batch
 from spear.experiments.common.experiment import Rows, Settings
+from spear.experiments.common.figures import per_point, share_of, values_of, where
 from spear.experiments.common.searching import (
     LIMIT_SINGULAR,
     PlainFinder,
@@ -57,7 +57,7 @@ def cell(
 
 
 def measure(case: Case) -> Measured:
-    batch = Batch.draw(case, case["data"], case["b"], width=case["m"])
+    batch = private_batch(case)
     zeros = Zeros.of(batch)
     budget = case["max_samples"]
     if budget == "expected":
@@ -123,7 +123,7 @@ def figure(rows: Rows) -> Figure:
     return drawn
 
 
-def draw(rows: Mapping[str, Rows]) -> Drawing:
+def draw(rows: Mapping[str, Rows]) -> Section:
     own = rows["two_stages"]
     raised = [
         row
@@ -147,7 +147,7 @@ def draw(rows: Mapping[str, Rows]) -> Drawing:
         "second stage then finds better stand-ins."
     )
     plot = Plot("accuracy", lambda: figure(own), caption)
-    return Drawing(plots=[plot], notes=[note] if own else [])
+    return Section(plots=[plot], notes=[note] if own else [])
 
 
 EXPERIMENT = Experiment(

@@ -5,7 +5,7 @@ from spear.sweep.grid import Grid, default_lists
 from spear.sweep.leakage import Leakage, LeakageLevel
 from spear.sweep.plan import LEAKAGE, Sweep
 from spear.sweep.report import EXPLANATIONS, exit_code, setting_name, sweep_report
-from spear.sweep.running import local_engine, pending_trials, run_trials, sweep
+from spear.sweep.running import local_engine, sweep, work
 from spear.sweep.subject import Subject
 from spear.sweep.utility import Training
 
@@ -24,10 +24,9 @@ __all__ = [
     "keep_examples",
     "kept_examples",
     "local_engine",
-    "pending_trials",
     "pick_examples",
-    "run_trials",
     "setting_name",
     "sweep",
     "sweep_report",
+    "work",
 ]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spear.report import Finding, Report, load
-from spear.sweep import trial as attack_trial
 from spear.sweep.leakage import Leakage, LeakageLevel, percent
 from spear.sweep.plan import Sweep
 from spear.sweep.report import setting_name
@@ -21,10 +20,9 @@ def pick_examples(sweep: Sweep, found: Sequence[Leakage]) -> list[Finding]:
     """One update at each end, attacked again: what leaks most, what barely does, what does not."""
     base = sweep.grid.base
     return [
-        attack_trial.finding(
-            attacked_again(sweep, leakage, row.seed),
+        attacked_again(sweep, leakage, row.seed).finding(
             f"{setting_name(leakage, base)} (seed {row.seed})",
-            (f"{why}; at this setting {percent(leakage.leaked)} leaked.",),
+            [f"{why}; at this setting {percent(leakage.leaked)} leaked."],
         )
         for why, leakage, row in _extremes(found)
     ]
@@ -32,28 +30,22 @@ def pick_examples(sweep: Sweep, found: Sequence[Leakage]) -> list[Finding]:
 
 def _extremes(found: Sequence[Leakage]) -> list[tuple[str, Leakage, Row]]:
     exact = [a for a in found if a.verdict is LeakageLevel.EXACT]
-    faint = _quick(
-        [a for a in found if a.verdict in (LeakageLevel.RECOGNISABLE, LeakageLevel.SINGLE)]
-    )
-    quiet = _quick([a for a in found if a.verdict is LeakageLevel.NOTHING and a.best is not None])
     chosen: list[tuple[str, Leakage, Row]] = []
-    plain = [a for a in exact if not a.setting.defended]
-    if plain:
-        most = max(plain, key=lambda a: a.setting.total)
-        wanted = next(row for row in most.done if row.metrics["exact"])
-        chosen.append(("Without a defence: the largest batch that came back whole", most, wanted))
-    exact = [a for a in exact if a.setting.defended]
-    if exact:
-        most = max(exact, key=lambda a: (a.setting.total, a.usual_best or 0))
-        wanted = next(row for row in most.done if row.metrics["exact"])
-        chosen.append(("With a defence, and whole all the same", most, wanted))
+    for defended, why in (
+        (False, "Without a defence: the largest batch that came back whole"),
+        (True, "With a defence, and whole all the same"),
+    ):
+        own = [a for a in exact if a.setting.defended is defended]
+        if own:
+            most = max(own, key=lambda a: (a.setting.total, defended and (a.usual_best or 0)))
+            chosen.append((why, most, next(row for row in most.done if row.metrics["exact"])))
+    faint = _quick(found, LeakageLevel.RECOGNISABLE, LeakageLevel.SINGLE)
     if faint:
         least = min(faint, key=lambda a: a.usual_best or 0)
-        leaking = [
-            row for row in least.done if row.metrics["recognised"] or row.metrics["certified"]
-        ]
+        leaking = [r for r in least.done if r.metrics["recognised"] or r.metrics["certified"]]
         wanted = min(leaking, key=lambda row: row.metrics["best"] or 0)
         chosen.append(("The faintest leak", least, wanted))
+    quiet = [a for a in _quick(found, LeakageLevel.NOTHING) if a.best is not None]
     if quiet:
         nearest = max(quiet, key=lambda a: a.best or 0)
         wanted = max(nearest.done, key=lambda row: row.metrics["best"] or -1e9)
@@ -61,8 +53,9 @@ def _extremes(found: Sequence[Leakage]) -> list[tuple[str, Leakage, Row]]:
     return chosen
 
 
-def _quick(candidates: list[Leakage]) -> list[Leakage]:
-    """Those that can be attacked again while somebody waits; all if there is none."""
+def _quick(found: Sequence[Leakage], *levels: LeakageLevel) -> list[Leakage]:
+    """Those of the levels that can be attacked again while somebody waits; all if there is none."""
+    candidates = [a for a in found if a.verdict in levels]
     return [a for a in candidates if (a.seconds or 0.0) < _PATIENCE] or candidates
 
 

@@ -18,7 +18,7 @@ from spear.sweep.leakage import Leakage
 from spear.sweep.setting import FIELDS, Setting
 from spear.sweep.subject import Subject
 from spear.sweep.utility import Training
-from spear.trials import Row, RowFile, Trial
+from spear.trials import Part, Row, RowFile, Trial
 from spear.update import observe
 
 LEAKAGE, UTILITY = "leakage", "utility"
@@ -87,6 +87,11 @@ class Sweep:
         seeds = range(self.seed, self.seed + self.training.seeds)
         found = [self._training(setting, seed) for seed in seeds for setting in wanted]
         return list({trial.key: trial for trial in found}.values())
+
+    def parts(self, out: Path, *, again: bool = False) -> list[Part]:
+        """What is to be run: attacks, then trainings, each with its file of rows."""
+        kinds = ((LEAKAGE, self.trials()), (UTILITY, self.trainings()))
+        return [Part(RowFile(out, kind), trials, again) for kind, trials in kinds if trials]
 
     def _attack(self, setting: Setting, seed: int) -> Trial:
         return Trial(LEAKAGE, self._attacked[setting], seed)

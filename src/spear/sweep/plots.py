@@ -18,6 +18,7 @@ from spear.sweep.setting import Setting
 from spear.sweep.trial import OTHER_DB, PICTURE_DB
 from spear.update import NOISE_UNITS
 
+Points = Sequence[tuple[Any, Leakage]]  # an axis' values and what was found there
 _SHOWN_DB = 120.0  # beyond that all recoveries are alike: rounding
 _OFFSET = 0.012  # of the axis
 
@@ -56,7 +57,7 @@ def _axis(sweep: Sweep, axis: Axis, found: Sequence[Leakage]) -> Drawing:
     return Drawing(f"Leakage against {axis.title}", svg, caption)
 
 
-def _positions(axis: Axis, points: Sequence[tuple[Any, Leakage]]) -> list[float]:
+def _positions(axis: Axis, points: Points) -> list[float]:
     """Noise by its logarithm, no noise a step before the least; other values one after another."""
     if axis.name != "noise":
         return [float(i) for i in range(len(points))]
@@ -65,9 +66,7 @@ def _positions(axis: Axis, points: Sequence[tuple[Any, Leakage]]) -> list[float]
     return [least - 1.0 if value is None else value for value in logs]
 
 
-def _ticks(
-    panel: Any, axis: Axis, x: Sequence[float], points: Sequence[tuple[Any, Leakage]]
-) -> None:
+def _ticks(panel: Any, axis: Axis, x: Sequence[float], points: Points) -> None:
     names = [named(axis, value, leakage) for value, leakage in points]
     if axis.name != "noise":
         panel.set_xticks(x, names, rotation=30 if max(map(len, names), default=0) > 6 else 0)
@@ -91,9 +90,7 @@ def _private(leakage: Leakage) -> str:
     return f"{z:.2g}\n{shown.replace('e+0', 'e')}"
 
 
-def _leakage(
-    panel: Any, x: Sequence[float], points: Sequence[tuple[Any, Leakage]], *, joined: bool
-) -> None:
+def _leakage(panel: Any, x: Sequence[float], points: Points, *, joined: bool) -> None:
     styles = (
         ("anything leaked", plots.ORANGE, "o", "-", [a.leaked for _, a in points]),
         ("whole batch exact", plots.BLUE, "s", "--", [a.exact for _, a in points]),
@@ -120,9 +117,7 @@ def _leakage(
     panel.legend(loc="best")
 
 
-def _quality(
-    panel: Any, x: Sequence[float], points: Sequence[tuple[Any, Leakage]], *, pictures: bool
-) -> None:
+def _quality(panel: Any, x: Sequence[float], points: Points, *, pictures: bool) -> None:
     known = [(i, a.usual_best) for i, (_, a) in zip(x, points, strict=True)]
     shown = [(i, min(best, _SHOWN_DB)) for i, best in known if best is not None]
     panel.plot([i for i, _ in shown], [best for _, best in shown], color=plots.BLUE, marker="o")
@@ -142,9 +137,7 @@ def _quality(
     panel.set_ylabel("best sample, dB PSNR")
 
 
-def _utility(
-    panel: Any, x: Sequence[float], points: Sequence[tuple[Any, Leakage]], *, classes: bool
-) -> None:
+def _utility(panel: Any, x: Sequence[float], points: Points, *, classes: bool) -> None:
     unit = 100 if classes else 1
     known = [(i, a.utility) for i, (_, a) in zip(x, points, strict=True) if a.utility]
     where = [i for i, _ in known]

@@ -165,7 +165,7 @@ def load_data(spec: str | None, image_format: ImageFormat | None, root: Path | N
     """The data of a name: a file, a known dataset, package.module:function, or None for photos.
 
     Args:
-        spec: what the user gave.
+        spec: the name.
         image_format: how its samples are shown.
         root: folder of the known datasets; SPEAR_DATA unless given.
     """

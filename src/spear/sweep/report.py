@@ -2,104 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from spear.errors import MissingExtra
 from spear.inversion import Outcome
 from spear.report import Cell, Finding, Level, Remark, Report, Table
-from spear.sweep import trial as attack_trial
 from spear.sweep import utility
 from spear.sweep.leakage import Leakage, LeakageLevel, percent, trend
 from spear.sweep.plan import Sweep
 from spear.sweep.plots import drawings
 from spear.sweep.setting import Setting
+from spear.sweep.trial import BEYOND_FLAT_DB, OTHER_DB, PICTURE_DB
 
 
 def leakage_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
     """What leaked at every setting, and what it costs."""
     classes = sweep.subject.samples().classes is not None
-    unit = 100 if classes else 1
-    columns = (
-        "setting",
-        "verdict",
-        "batches leaking, %",
-        "at least, %",
-        "at most, %",
-        "batches exact, %",
-        "samples exact, %",
-        "samples recognisable, %",
-        "best PSNR, dB",
-        "median seconds",
-        "held-out accuracy, %" if classes else "held-out loss",
-        "± over runs",
-        "cost, points" if classes else "cost, loss",
-        "± of cost",
-    )
-    base = sweep.grid.base
-    rows: list[tuple[Cell, ...]] = []
-    for leakage in found:
-        low, high = leakage.leaked.interval()
-        gain = leakage.utility
-        rows.append(
-            (
-                setting_name(leakage, base),
-                leakage.verdict.value,
-                _rounded(leakage.leaked.share, 100),
-                round(100 * low, 1),
-                round(100 * high, 1),
-                _rounded(leakage.exact.share, 100),
-                _rounded(leakage.share("recovered"), 100),
-                _rounded(leakage.share("recognised"), 100),
-                _rounded(leakage.best),
-                _rounded(leakage.seconds, digits=2),
-                _rounded(gain.quality if gain else None, unit, 1 if classes else 4),
-                _rounded(gain.spread if gain else None, unit, 1 if classes else 4),
-                _rounded(gain.cost if gain else None, unit, 1 if classes else 4),
-                _rounded(gain.cost_spread if gain else None, unit, 1 if classes else 4),
-            )
-        )
+    base, (unit, digits) = sweep.grid.base, (100, 1) if classes else (1, 4)
+
+    def gain(name: str) -> Callable[[Leakage], Cell]:
+        return lambda a: _rounded(getattr(a.utility, name, None), unit, digits)
+
+    columns: dict[str, Callable[[Leakage], Cell]] = {
+        "setting": lambda a: setting_name(a, base),
+        "verdict": lambda a: a.verdict.value,
+        "batches leaking, %": lambda a: _rounded(a.leaked.share, 100),
+        "at least, %": lambda a: _rounded(a.leaked.interval()[0], 100),
+        "at most, %": lambda a: _rounded(a.leaked.interval()[1], 100),
+        "batches exact, %": lambda a: _rounded(a.exact.share, 100),
+        "samples exact, %": lambda a: _rounded(a.share("recovered"), 100),
+        "samples recognisable, %": lambda a: _rounded(a.share("recognised"), 100),
+        "best PSNR, dB": lambda a: _rounded(a.best),
+        "median seconds": lambda a: _rounded(a.seconds, digits=2),
+        "held-out accuracy, %" if classes else "held-out loss": gain("quality"),
+        "± over runs": gain("spread"),
+        "cost, points" if classes else "cost, loss": gain("cost"),
+        "± of cost": gain("cost_spread"),
+    }
     caption = (
         f"{sweep.repeats} private batches at each setting, each with weights of its own. A setting is "
         "named by what tells it from the base."
     )
-    return Table("Leakage and cost", columns, tuple(rows), caption)
+    return _table("Leakage and cost", columns, found, caption)
 
 
 def settings_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
     """Every setting in full."""
-    columns = (
-        "setting",
-        "batch size",
-        "width",
-        "protocol",
-        "C",
-        "σ",
-        "noise multiplier z",
-        "ε",
-        "precision",
-        "pruned",
-        "clients",
-    )
-    rows: list[tuple[Cell, ...]] = [
-        (
-            setting_name(leakage, sweep.grid.base),
-            leakage.setting.samples,
-            leakage.setting.width,
-            leakage.setting.training,
-            leakage.setting.clip,
-            leakage.noise.sigma and float(f"{leakage.noise.sigma:.4g}"),
-            leakage.noise.multiplier and float(f"{leakage.noise.multiplier:.4g}"),
-            leakage.noise.epsilon and float(f"{leakage.noise.epsilon:.4g}"),
-            leakage.setting.precision,
-            leakage.setting.pruned,
-            leakage.setting.clients,
-        )
-        for leakage in found
-    ]
+    base = sweep.grid.base
+    columns: dict[str, Callable[[Leakage], Cell]] = {
+        "setting": lambda a: setting_name(a, base),
+        "batch size": lambda a: a.setting.samples,
+        "width": lambda a: a.setting.width,
+        "protocol": lambda a: a.setting.training,
+        "C": lambda a: a.setting.clip,
+        "σ": lambda a: a.noise.sigma and float(f"{a.noise.sigma:.4g}"),
+        "noise multiplier z": lambda a: a.noise.multiplier and float(f"{a.noise.multiplier:.4g}"),
+        "ε": lambda a: a.noise.epsilon and float(f"{a.noise.epsilon:.4g}"),
+        "precision": lambda a: a.setting.precision,
+        "pruned": lambda a: a.setting.pruned,
+        "clients": lambda a: a.setting.clients,
+    }
     caption = "Every setting in full, its noise in all units that can be told."
-    return Table("Settings", columns, tuple(rows), caption)
+    return _table("Settings", columns, found, caption)
+
+
+def _table(
+    title: str,
+    columns: Mapping[str, Callable[[Leakage], Cell]],
+    found: Sequence[Leakage],
+    caption: str,
+) -> Table:
+    rows = tuple(tuple(value(leakage) for value in columns.values()) for leakage in found)
+    return Table(title, tuple(columns), rows, caption)
 
 
 def setting_name(leakage: Leakage, base: Setting) -> str:
@@ -205,20 +181,14 @@ def headline(found: Sequence[Leakage]) -> str:
 
 def _along_axes(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
     remarks = []
+    quiet = {LeakageLevel.NOTHING, LeakageLevel.UNMEASURED}
     for axis in sweep.grid.axes:
-        words = trend(axis, found)
-        worst = {
-            leakage.verdict for _, s in axis.points for leakage in found if leakage.setting == s
-        }
-        level = (
-            Level.EXPOSED
-            if worst - {LeakageLevel.NOTHING, LeakageLevel.UNMEASURED}
-            else Level.PROTECTED
-        )
-        remarks.append(
-            Remark(level, axis.title, f"{words[0].upper()}{words[1:]}." if words else "")
-        )
-    return [remark for remark in remarks if remark.words]
+        words, own = trend(axis, found), {setting for _, setting in axis.points}
+        leaks = any(a.setting in own and a.verdict not in quiet for a in found)
+        if words:
+            level = Level.EXPOSED if leaks else Level.PROTECTED
+            remarks.append(Remark(level, axis.title, f"{words[0].upper()}{words[1:]}."))
+    return remarks
 
 
 def _safe(found: Sequence[Leakage], classes: bool) -> list[Remark]:
@@ -252,11 +222,11 @@ def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
     """What the figures are, and what they are not."""
     data = sweep.subject.samples()
     unit = (
-        f"a picture is recognisable from {attack_trial.PICTURE_DB:.0f} dB PSNR on, if it also beats "
-        f"the best flat colour by {attack_trial.BEYOND_FLAT_DB:.0f} dB"
+        f"a picture is recognisable from {PICTURE_DB:.0f} dB PSNR on, if it also beats "
+        f"the best flat colour by {BEYOND_FLAT_DB:.0f} dB"
         if data.image_format is not None
         else "the data is no picture: errors are measured in standard deviations of each feature, and "
-        f"a sample is recognisable from {attack_trial.OTHER_DB:.0f} dB on, within 0.32 of one"
+        f"a sample is recognisable from {OTHER_DB:.0f} dB on, within 0.32 of one"
     )
     told = [
         Remark(
@@ -284,7 +254,12 @@ def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
         )
         told += _unlearnt(sweep, found)
     if any(leakage.noise.epsilon is not None for leakage in found):
-        told.append(Remark(Level.NOTE, "epsilon", _counted_for(sweep)))
+        words = (
+            f"By Opacus' RDP accountant {sweep.privacy.words()}. FedSGD: per sample (DP-SGD); FedAvg: "
+            "for the client's whole update. A run of more updates has a larger one. Noise is each "
+            "client's own, before aggregation."
+        )
+        told.append(Remark(Level.NOTE, "epsilon", words))
     wrong = sum(leakage.certified_wrong for leakage in found)
     if wrong:
         told.append(Remark(Level.NOTE, "certificate", f"{wrong} samples were certified and wrong."))
@@ -307,11 +282,3 @@ def _unlearnt(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
         "--training-rounds, or another --server-lr."
     )
     return [Remark(Level.NOTE, "training", words)]
-
-
-def _counted_for(sweep: Sweep) -> str:
-    return (
-        f"By Opacus' RDP accountant {sweep.privacy.words()}. "
-        "FedSGD: per sample (DP-SGD); FedAvg: for the client's whole update. A run of more updates has "
-        "a larger one. Noise is each client's own, before aggregation."
-    )

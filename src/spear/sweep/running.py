@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,6 @@ import torch
 from spear.errors import InvalidOption
 from spear.federated import Privacy, resolved
 from spear.report import Report
-from spear.search import Progress
-from spear.sweep import trial as attack_trial
 from spear.sweep import utility
 from spear.sweep.grid import Grid, default_lists
 from spear.sweep.leakage import Leakage
@@ -23,94 +21,52 @@ from spear.sweep.plan import UTILITY, Sweep
 from spear.sweep.private_data import PrivateData
 from spear.sweep.setting import FIELDS, Setting
 from spear.sweep.subject import Factory, Subject
+from spear.sweep.trial import attacked, metrics
 from spear.sweep.utility import Training
 from spear.trials import (
+    Compared,
     Engine,
     InlineEngine,
     LocalEngine,
     Measured,
     OnStep,
-    Row,
-    RowFile,
-    Step,
     Trial,
+    Work,
+    progress_words,
+    reporter,
     reraise_interrupts,
 )
 
-_BETWEEN = 0.2  # seconds between two words on how far a trial is
+
+def work(sweep: Sweep) -> Work:
+    """Runs any trial of a sweep, in any process."""
+    return partial(_measured, subject=sweep.subject, training=sweep.training)
 
 
-def run_trials(
-    sweep: Sweep,
-    trials: Sequence[Trial],
-    out: Path,
-    engine: Engine,
-    on_step: OnStep,
-    *,
-    again: bool = False,
-) -> Iterator[Row]:
-    """Run trials of one kind; each row is on disk before it is told of."""
-    if not trials:
-        return
-    work = partial(measured, subject=sweep.subject, training=sweep.training)
-    with RowFile(out, trials[0].experiment).writing() as file:
-        left = pending_trials(
-            trials, out, again=again
-        )  # another run may have had the lock before us
-        for row, pictures in engine.run(left, work, on_step):
-            file.append(row, pictures)
-            yield row
-
-
-def pending_trials(trials: Sequence[Trial], out: Path, *, again: bool = False) -> list[Trial]:
-    """Those without a row, and those that failed or ran out of time if wanted `again`."""
-    if not trials:
-        return []
-    rows = RowFile(out, trials[0].experiment).rows()
-    done = {key for key, row in rows.items() if not (again and row.cut_short)}
-    return [trial for trial in trials if trial.key not in done]
-
-
-def measured(trial: Trial, report: OnStep, subject: Subject, training: Training) -> Measured:
-    """One trial, wherever we are."""
+def _measured(trial: Trial, on_step: OnStep, subject: Subject, training: Training) -> Measured:
     setting = Setting(**{name: v for name, v in trial.settings.items() if name in FIELDS})
+    tell = reporter(trial, on_step)
     if trial.experiment == UTILITY:
-        report(Step(trial.key, "training"))
+        tell("training", None)
         return utility.trained(subject, setting, trial.seed, training)
-    tell = _thinned(lambda words, share: report(Step(trial.key, words, share)))
-    limit = trial.settings["max_seconds"]
-    attacked = attack_trial.attack(
-        subject, setting, trial.seed, max_seconds=limit, on_progress=tell
+    found = attacked(
+        subject,
+        setting,
+        trial.seed,
+        max_seconds=trial.settings["max_seconds"],
+        on_progress=lambda step: tell(*progress_words(step)),
     )
-    return attack_trial.measured(attacked, setting)
+    return found.attacked.measured(metrics(found))
 
 
-def _thinned(tell: Callable[[str, float | None], None]) -> Callable[[Progress], None]:
-    last = -1.0
-
-    def thinned(step: Progress) -> None:
-        nonlocal last
-        if time.monotonic() - last > _BETWEEN:
-            last = time.monotonic()
-            known = step.batch_size and step.found
-            share = step.found / step.batch_size if known and step.batch_size else None
-            tell(f"{step.stage}: {step.found} of {step.batch_size}" if known else step.stage, share)
-
-    return thinned
-
-
-def attacked_again(sweep: Sweep, leakage: Leakage, seed: int) -> attack_trial.Attacked:
+def attacked_again(sweep: Sweep, leakage: Leakage, seed: int) -> Compared:
     """One of its trials once more, with what came back: rows keep no samples."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a trial, for the same bits
     try:
         with reraise_interrupts():
-            return attack_trial.attack(
-                sweep.subject,
-                resolved(leakage.setting, leakage.noise.sigma),
-                seed,
-                max_seconds=sweep.max_seconds,
-            )
+            setting = resolved(leakage.setting, leakage.noise.sigma)
+            return attacked(sweep.subject, setting, seed, max_seconds=sweep.max_seconds)
     finally:
         torch.set_num_threads(threads)
 
@@ -168,9 +124,8 @@ def sweep(
     )
     planned.check()
     engine: Engine = InlineEngine() if workers == 0 else local_engine(workers, audited)
-    for trials in (planned.trials(), planned.trainings()):
-        left = pending_trials(trials, Path(out))
-        for _ in run_trials(planned, left, Path(out), engine, on_step or (lambda _: None)):
+    for part in planned.parts(Path(out)):
+        for _ in part.run(work(planned), engine, on_step or (lambda _: None)):
             pass
     shown = pick_examples(planned, planned.summary(Path(out)))
     took = time.monotonic() - began
@@ -186,4 +141,4 @@ def local_engine(workers: int | None, subject: Subject) -> LocalEngine:
             f"worker processes cannot be given the model ({error}): name it as package.module:factory, "
             "or run everything here with workers=0"
         ) from error
-    return LocalEngine(**({"workers": workers} if workers else {}))
+    return LocalEngine(workers)

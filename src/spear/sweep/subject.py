@@ -114,7 +114,6 @@ class Subject:
         data = self.samples()
         inputs, outputs = _accepted(model, data)
         name = self.loss or _usual_loss(data, outputs)
-        loss = loss_of(name)
         targets = data.labels
         if name in ("bce", "mse") and not targets.is_floating_point():
             targets = targets[:, None].float()
@@ -123,7 +122,7 @@ class Subject:
                 f"expected an output of the model for each class, got {outputs.shape[1]} outputs and "
                 f"labels up to {data.classes - 1}"
             )
-        return Fitted(data, inputs, targets, loss, name)
+        return Fitted(data, inputs, targets, loss_of(name))
 
     def digest(self, width: int | None) -> str:
         """Names the model: other code or weights, another digest."""
@@ -151,7 +150,6 @@ class Fitted:
     inputs: Tensor  # (N, ...)
     targets: Tensor  # (N, ...) as the loss takes them
     loss: Any
-    loss_name: str
 
     def draw(self, count: int, seed: int) -> Tensor:
         """The indices (count,) of a private batch."""

@@ -1,7 +1,7 @@
 """What a setting costs in training: the same model, trained a little under the same protocol.
 
-A small proxy, and no more: few rounds, little data, one learning rate. It tells defences that ruin
-training from those that do not, not what a tuned run of days would reach.
+A small proxy: few rounds, little data, one learning rate. It tells defences that ruin training from
+those that do not; what a tuned run would reach is another question.
 """
 
 from __future__ import annotations

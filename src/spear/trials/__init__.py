@@ -1,14 +1,18 @@
-"""Many trials, each run once and kept as a row: on this machine's cores or on a Ray cluster.
+"""Trials, each run once and kept as a row: on this machine's cores or on a Ray cluster.
 
-A trial is an experiment's name, settings and a seed. A row is what came of it. Rows are written as
-they come and never rewritten, so that a run which is killed goes on where it stopped.
+A trial is an experiment's name, settings and a seed. It draws a private batch (`Batch`), attacks what
+the server sees of it (`Attacked`), compares what came back with the truth (`Compared`), and what it
+`Measured` becomes a `Row`. Rows are written as they come and never rewritten, so a run that is killed
+goes on where it stopped.
 """
 
+from spear.trials.batch import Attacked, Batch, Compared, attack, claims, compare, quality
 from spear.trials.demo import DemoRun, DemoSettings, run_demo
 from spear.trials.inline import InlineEngine, reraise_interrupts
 from spear.trials.local import LocalEngine
 from spear.trials.remaining import Remaining
-from spear.trials.rows import RowFile, append_line, exclusive_lock, mend_last_line
+from spear.trials.rows import RowFile
+from spear.trials.running import Part, progress_words, reporter
 from spear.trials.trial import (
     Engine,
     Measured,
@@ -23,6 +27,9 @@ from spear.trials.trial import (
 )
 
 __all__ = [
+    "Attacked",
+    "Batch",
+    "Compared",
     "DemoRun",
     "DemoSettings",
     "Engine",
@@ -30,6 +37,7 @@ __all__ = [
     "LocalEngine",
     "Measured",
     "OnStep",
+    "Part",
     "Remaining",
     "Row",
     "RowFile",
@@ -37,10 +45,13 @@ __all__ = [
     "Step",
     "Trial",
     "Work",
-    "append_line",
-    "exclusive_lock",
+    "attack",
+    "claims",
+    "compare",
     "measure",
-    "mend_last_line",
+    "progress_words",
+    "quality",
+    "reporter",
     "reraise_interrupts",
     "row_without_result",
     "run_demo",

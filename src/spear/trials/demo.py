@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,12 +11,11 @@ from torch import Tensor
 
 from spear.data import photo_crops
 from spear.errors import InvalidOption
-from spear.federated import fedsgd, mlp
-from spear.inversion import FINDERS, Inversion, invert
-from spear.metrics import Score, score
-from spear.report import Finding, ImageFormat, Report, compare, pictures
+from spear.federated import mlp
+from spear.inversion import FINDERS, Inversion
+from spear.report import ImageFormat, Report, pictures
 from spear.search import Progress
-from spear.update import LayerUpdate, observe
+from spear.trials.batch import Batch, Compared, attack, compare
 
 _CLASSES = 10
 _MEAN, _STD = 0.5, 0.25
@@ -65,20 +63,33 @@ class DemoRun:
 
     settings: DemoSettings
     names: list[str] = field(repr=False)  # (b,) the photo of each original
-    originals: Tensor = field(repr=False)  # (b, 3, p, p) in [0, 1]
-    labels: Tensor = field(repr=False)  # (b,)
-    result: Inversion
-    recovered: Tensor = field(repr=False)  # (k, 3, p, p) in [0, 1], float64, not clipped
-    score: Score
-    seconds: float
-    view: LayerUpdate
+    compared: Compared
+
+    @property
+    def result(self) -> Inversion:
+        return self.compared.attacked.result
+
+    @property
+    def seconds(self) -> float:
+        return self.compared.attacked.seconds
+
+    @property
+    def originals(self) -> Tensor:
+        """(b, 3, p, p) in [0, 1], float64."""
+        return self.compared.batch.pixels(self.compared.truth)
+
+    @property
+    def recovered(self) -> Tensor:
+        """(k, 3, p, p) in [0, 1], float64, not clipped."""
+        return self.compared.batch.pixels(self.result.inputs)
 
     def picture(self) -> bytes:
         """Originals above recoveries, as PNG; a sample that is not certified is left grey."""
-        shown = torch.full_like(self.originals, 0.85, dtype=torch.float64)
-        for i, j in enumerate(self.score.truth.tolist()):
+        shown, recovered = torch.full_like(self.originals, 0.85), self.recovered
+        pairs = self.compared.score.pairs
+        for i, j in zip(pairs.found.tolist(), pairs.truth.tolist(), strict=True):
             if bool(self.result.certified[i]):
-                shown[j] = self.recovered[i]
+                shown[j] = recovered[i]
         caption = f"what its gradient gave away ({self.seconds:.1f} s on this machine's CPU)"
         return pictures.side_by_side(self.originals, shown, caption)
 
@@ -88,93 +99,62 @@ class DemoRun:
 
     def report(self) -> Report:
         """The run as a report, to save, to redact or to show."""
-        shown = self.settings
-        image_format = ImageFormat((3, shown.pixels, shown.pixels), (_MEAN,), (_STD,))
-        inputs = ((self.originals - _MEAN) / _STD).flatten(1)
-        truth = compare(
-            self.result.inputs, inputs, self.labels, names=self.names, image_format=image_format
-        )
         notes = (
             "The attack saw the model and one FedSGD gradient, nothing else: not the photos, not the "
             "labels, not the batch size.",
             "The photos are disjoint crops of those in the scikit-image package.",
         )
-        finding = Finding.of(
-            self.result,
-            "One client's gradient",
-            image_format=image_format,
-            truth=truth,
-            notes=notes,
-        )
         certified = int(self.result.certified.sum())
         return Report.new(
             "demo",
             "What one gradient gave away",
-            f"{certified} of {len(self.originals)} photos were recovered and certified in "
+            f"{certified} of {len(self.names)} photos were recovered and certified in "
             f"{self.seconds:.1f} s.",
-            [finding],
-            settings={"command": _command(shown), **dataclasses.asdict(shown)},
+            [self.compared.finding("One client's gradient", notes)],
+            settings={"command": _command(self.settings), **dataclasses.asdict(self.settings)},
             seconds=self.seconds,
         )
 
     def samples(self) -> list[dict[str, object]]:
         """One row per recovered sample, in the order of the originals."""
-        rows: list[dict[str, object]] = []
-        found = self.result.labels
-        for i in sorted(range(len(self.recovered)), key=lambda i: int(self.score.truth[i])):
-            j = int(self.score.truth[i])
+        score, found, rows = self.compared.score, self.result.labels, []
+        pairs = zip(score.pairs.found.tolist(), score.pairs.truth.tolist(), strict=True)
+        for (i, j), psnr in zip(pairs, score.psnr.tolist(), strict=True):
             rows.append(
                 {
+                    "index": j,
                     "name": self.names[j],
-                    "original": self.originals[j],
-                    "recovered": self.recovered[i],
-                    "psnr": float(self.score.psnr[i]),
+                    "psnr": psnr,
                     "certified": bool(self.result.certified[i]),
-                    "label": int(self.labels[j]),
+                    "label": int(self.compared.batch.labels[j]),
                     "found_label": None if found is None or found[i] < 0 else int(found[i]),
                 }
             )
-        return rows
+        return sorted(rows, key=lambda row: row["index"])
 
 
 def run_demo(
     settings: DemoSettings, on_progress: Callable[[Progress], None] | None = None
 ) -> DemoRun:
-    """Compute one gradient on private photos, forget the photos, invert, and compare."""
+    """Compute one gradient on private photos, invert it, and compare."""
     originals, names = photo_crops(settings.samples, settings.pixels, settings.seed)
+    image_format = ImageFormat((3, settings.pixels, settings.pixels), (_MEAN,), (_STD,))
     inputs = ((originals - _MEAN) / _STD).flatten(1)  # (b, n)
     generator = torch.Generator().manual_seed(settings.seed)
     labels = torch.randint(_CLASSES, (len(inputs),), generator=generator)
     model = mlp(
         inputs.shape[1], _CLASSES, width=settings.width, depth=settings.depth, seed=settings.seed
     )
-    gradients = fedsgd(model, inputs, labels)  # all that leaves the client
-
-    began = time.monotonic()
-    view = observe(model, gradients)
-    result = invert(
-        view,
-        model=model,
+    batch = Batch(inputs, labels, model, image_format, names)
+    attacked = attack(
+        batch.view(),  # all that leaves the client
+        model,
         finder=settings.finder,
         generator=generator,
         max_seconds=settings.max_seconds,
         on_progress=on_progress,
     )
-    seconds = time.monotonic() - began
-
-    recovered = result.inputs.double().view(-1, *originals.shape[1:]) * _STD + _MEAN
-    truth = inputs.double().view_as(originals) * _STD + _MEAN
-    return DemoRun(
-        settings,
-        names,
-        originals,
-        labels,
-        result,
-        recovered,
-        score(recovered.flatten(1), truth.flatten(1)),
-        seconds,
-        view,
-    )
+    return DemoRun(settings, names, compare(batch, attacked))
 
 
 def _command(settings: DemoSettings) -> str:

@@ -20,7 +20,7 @@ def reraise_interrupts() -> Iterator[None]:
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield  # it is nobody's here, or not for us to hear
+        yield  # no Ctrl-C reaches this thread
         return
     came = False
 

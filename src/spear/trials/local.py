@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 
@@ -38,11 +38,11 @@ class LocalEngine:
         max_seconds: a trial that runs longer is stopped, and its row says so.
     """
 
-    workers: int = field(default_factory=lambda: min(os.cpu_count() or 1, _MAX_WORKERS_WINDOWS))
+    workers: int | None = None
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
+        if self.workers is not None and self.workers < 1:
             raise InvalidOption(
                 f"expected {{workers}} >= 1, got {self.workers}", arguments=("workers",)
             )
@@ -55,12 +55,13 @@ class LocalEngine:
         self, trials: Sequence[Trial], work: Work, on_step: OnStep
     ) -> Iterator[tuple[Row, Mapping[str, bytes]]]:
         """Rows with their pictures, in the order in which they are done."""
+        workers = self.workers or min(os.cpu_count() or 1, _MAX_WORKERS_WINDOWS)
         waiting = deque((trial, 1) for trial in trials)
         busy: list[_Worker] = []
         idle: list[_Worker] = []
         try:
             while waiting or busy:
-                while waiting and len(busy) < self.workers:
+                while waiting and len(busy) < workers:
                     worker = idle.pop() if idle else _Worker(work)
                     worker.start(*waiting.popleft())
                     busy.append(worker)
@@ -150,7 +151,7 @@ class _Worker:
 
 
 def _serve(pipe: Connection, work: Work) -> None:
-    """A worker's life: trials in, steps and rows out, until nobody asks any more."""
+    """What a worker does: trials in, steps and rows out, until the pipe is closed."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows it is not inherited
@@ -164,7 +165,7 @@ def _serve(pipe: Connection, work: Work) -> None:
         try:
             pipe.send(None)  # from here on the trial takes its time
             pipe.send(measure(trial, work, pipe.send, _NAME))
-        except Exception as error:  # told to the one who asked, who raises it
+        except Exception as error:  # the parent raises it
             pipe.send(error)
 
 
@@ -178,7 +179,7 @@ def _leave_with_parent() -> None:
 
 @contextmanager
 def _worker_environment() -> Iterator[None]:
-    """What a process starts with: one thread, and no ear for Ctrl-C, which its owner hears."""
+    """Workers start with one thread, and ignore Ctrl-C: their parent handles it."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     try:
@@ -194,11 +195,11 @@ def _worker_environment() -> Iterator[None]:
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """A Ctrl-C meanwhile comes afterwards; processes that are started here never hear one."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows: workers turn away from it themselves
+    """Hold back a Ctrl-C until the end; processes that are started meanwhile never get one."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows: workers ignore it themselves
         yield
         return
-    resource_tracker.ensure_running()  # which would lift the mask
+    resource_tracker.ensure_running()  # started later, it would lift the mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -57,7 +57,7 @@ class RowFile:
 
     @contextmanager
     def writing(self) -> Iterator[RowFile]:
-        """Nobody else may write meanwhile."""
+        """No other process writes meanwhile."""
         with exclusive_lock(self.path):
             self._drop_torn_line()
             if self.picture("").is_dir():
@@ -99,7 +99,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def _for_owner_only(handle: int) -> None:
-    """A file that was there, and open to others, is so no longer, unless it is somebody else's."""
+    """Close a file to other users, unless it belongs to one of them."""
     if sys.platform != "win32" and os.fstat(handle).st_mode & 0o077:
         with suppress(PermissionError):
             os.fchmod(handle, 0o600)

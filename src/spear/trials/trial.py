@@ -46,7 +46,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Measured:
-    """What a trial gave. But for the seconds the same bits anywhere, unless its time runs out."""
+    """What a trial gave: the same on every machine but for the seconds, unless its time runs out."""
 
     outcome: str
     metrics: Mapping[str, Any]
@@ -121,17 +121,8 @@ class Row:
     @property
     def result(self) -> dict[str, Any]:
         """What does not depend on when and where it ran: the same for every engine."""
-        names = (
-            "key",
-            "experiment",
-            "settings",
-            "seed",
-            "status",
-            "outcome",
-            "metrics",
-            "pictures",
-        )
-        return {name: getattr(self, name) for name in names} | {"error": self.error}
+        names = ("key", "experiment", "settings", "seed", "status", "outcome", "metrics")
+        return {name: getattr(self, name) for name in (*names, "pictures", "error")}
 
 
 @dataclass(frozen=True)
@@ -158,9 +149,9 @@ class Engine(Protocol):
 def measure(
     trial: Trial, work: Work, report: OnStep, engine: str
 ) -> tuple[Row, Mapping[str, bytes]]:
-    """Run a trial where we are. What goes wrong in it is its result; what is not there, is not.
+    """Run a trial in this process. An exception in it becomes a failed row.
 
-    A dataset or a package that is missing says nothing about an attack: such errors go up.
+    A dataset or a package that is missing says nothing about an attack: those errors are raised.
     """
     began = time.monotonic()
     try:
@@ -171,47 +162,43 @@ def measure(
         words = f"{type(error).__name__}: {error}"
         return row_without_result(trial, Status.FAILED, words, time.monotonic() - began, engine), {}
     names = {name: _file_name(image) for name, image in measured.pictures.items()}
-    row = Row(
-        trial.key,
-        trial.experiment,
-        dict(trial.settings),
-        trial.seed,
+    row = _row(
+        trial,
         Status.DONE,
-        measured.outcome,
-        dict(measured.metrics),
-        round(measured.seconds, 4),
-        {name: round(value, 4) for name, value in measured.stages.items()},
-        round(time.monotonic() - began, 3),
+        time.monotonic() - began,
+        engine,
+        outcome=measured.outcome,
+        metrics=dict(measured.metrics),
+        seconds=round(measured.seconds, 4),
+        stages={name: round(value, 4) for name, value in measured.stages.items()},
         pictures=names,
-        versions=versions(),
-        commit=commit(),
-        engine=engine,
     )
     return row, {names[name]: image for name, image in measured.pictures.items()}
 
 
 def row_without_result(trial: Trial, status: Status, error: str, took: float, engine: str) -> Row:
     """The row of a trial without a result."""
+    return _row(trial, status, took, engine, error=error)
+
+
+def _row(trial: Trial, status: Status, took: float, engine: str, **found: Any) -> Row:
+    told = {"outcome": None, "metrics": {}, "seconds": None, "stages": {}, **found}
     return Row(
-        trial.key,
-        trial.experiment,
-        dict(trial.settings),
-        trial.seed,
-        status,
-        None,
-        {},
-        None,
-        {},
-        round(took, 3),
-        error=error,
+        key=trial.key,
+        experiment=trial.experiment,
+        settings=dict(trial.settings),
+        seed=trial.seed,
+        status=status,
+        took=round(took, 3),
         versions=versions(),
         commit=commit(),
         engine=engine,
+        **told,
     )
 
 
 def _finite(value: Any) -> Any:
-    """JSON has neither NaN nor infinity: what is not a number is not there."""
+    """JSON has neither NaN nor infinity: both become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

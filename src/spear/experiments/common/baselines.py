@@ -8,11 +8,9 @@ from typing import Any
 import torch
 
 from spear.baselines import Attack, CocktailPartyAttack, GeipingAttack, pixel_bounds
-from spear.experiments.common.batches import Attacked, Batch, quality
 from spear.experiments.common.experiment import Case
-from spear.metrics import score_images
 from spear.search import Progress
-from spear.trials import Measured
+from spear.trials import Attacked, Batch, Measured, compare, quality
 
 _START = 10**6  # beside a batch's seed, for a start that does not share the bits of the weights
 
@@ -30,8 +28,10 @@ def rival(case: Case, name: str) -> Attack:
 
 def known(batch: Batch) -> dict[str, Any]:
     """What a rival is told of the images."""
-    bounds = pixel_bounds(batch.images.mean, batch.images.std)
-    return {"model": batch.model, "shape": batch.images.shape, "bounds": bounds}
+    shown = batch.image_format
+    assert shown is not None
+    bounds = pixel_bounds(shown.mean, shown.std)
+    return {"model": batch.model, "shape": shown.shape, "bounds": bounds}
 
 
 def started(case: Case) -> dict[str, Any]:
@@ -51,17 +51,17 @@ def guess(case: Case, batch: Batch, name: str) -> Attacked:
     view = batch.view()
     began = time.monotonic()
     result = rival(case, name).invert(view, labels=batch.labels, **known(batch), **started(case))
-    return Attacked(result, time.monotonic() - began)
+    return Attacked(view, result, time.monotonic() - began)
 
 
 def guessed(case: Case, batch: Batch, name: str) -> Measured:
     """A rival's trial. It proves nothing, so its row holds no verdicts."""
     found = guess(case, batch, name)
-    return Measured(found.result.outcome.name, rated(batch, found), found.seconds, found.stages)
+    return found.measured(rated(batch, found))
 
 
 def rated(batch: Batch, found: Attacked) -> dict[str, Any]:
     """A guess against the truth, as a row's metrics."""
-    score = score_images(batch.pixels(found.result.inputs), batch.pixels(batch.inputs))
+    score = compare(batch, found).score
     loss = found.result.stats.get("loss")
     return {"exact": score.exact, **quality(score), **found.counts, "loss": loss}

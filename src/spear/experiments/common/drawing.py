@@ -1,48 +1,47 @@
-"""Tables as Markdown and LaTeX, plots as PNG and SVG, pictures: what rows become."""
+"""What rows become: tables as Markdown and LaTeX, plots, pictures and notes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from spear.report import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
-class Table:
-    """Cells as text, with signs such as ±, × 10⁻⁵ and σ that LaTeX gets its own way."""
+def table(columns: str | Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
+    """A table of text, with signs such as ±, × 10⁻⁵ and σ; columns may be one text with commas."""
+    names = columns.split(", ") if isinstance(columns, str) else columns
+    return Table("", tuple(names), tuple(tuple(row) for row in rows), caption)
 
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
 
-    def markdown(self) -> str:
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return f"{text}\n\n{self.caption}" if self.caption else text
+def markdown(table: Table) -> str:
+    """A table as Markdown, its caption below."""
+    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+    text = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    return f"{text}\n\n{table.caption}" if table.caption else text
 
-    def latex(self) -> str:
-        """A booktabs tabular in a table."""
-        body = [" & ".join(map(to_latex, line)) + r" \\" for line in self.rows]
-        head = " & ".join(map(to_latex, self.columns)) + r" \\"
-        lines = [
-            r"\begin{table}[t]",
-            r"\centering",
-            rf"\caption{{{to_latex(self.caption)}}}" if self.caption else "",
-            rf"\begin{{tabular}}{{@{{}}l{'r' * (len(self.columns) - 1)}@{{}}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-        return "\n".join(line for line in lines if line) + "\n"
+
+def latex(table: Table) -> str:
+    """A table as a booktabs tabular."""
+    lines = [
+        r"\begin{table}[t]",
+        r"\centering",
+        rf"\caption{{{to_latex(table.caption)}}}" if table.caption else "",
+        rf"\begin{{tabular}}{{@{{}}l{'r' * (len(table.columns) - 1)}@{{}}}}",
+        r"\toprule",
+        " & ".join(map(to_latex, table.columns)) + r" \\",
+        r"\midrule",
+        *(" & ".join(to_latex(str(cell)) for cell in row) + r" \\" for row in table.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(line for line in lines if line) + "\n"
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """All that is drawn of an experiment."""
+class Section:
+    """All that is shown of an experiment."""
 
     tables: Sequence[Table] = ()
     plots: Sequence[Plot] = ()
@@ -109,11 +108,3 @@ def to_latex(text: str) -> str:
     text = re.sub(r"`([^`]*)`|\*\*([^*]*)\*\*", lambda found: found[1] or found[2], text)
     text = "".join(_ESCAPED.get(c, _SIGNS.get(c, c)) for c in text)
     return re.sub(r"\0(\d+)\0", lambda found: powers[int(found[1])], text)
-
-
-@dataclass(frozen=True)
-class Written:
-    """The files of a drawing."""
-
-    folder: Path
-    files: Sequence[Path] = field(default_factory=tuple)

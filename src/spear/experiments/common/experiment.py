@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from spear.errors import InvalidOption
-from spear.experiments.common.drawing import Drawing
+from spear.experiments.common.drawing import Section
 from spear.trials import Measured, Row, Trial
 
 Settings = Mapping[str, Any]
@@ -49,6 +51,10 @@ class Case:
     def __getitem__(self, name: str) -> Any:
         return self.settings[name]
 
+    def generator(self) -> torch.Generator:
+        """Fresh, with the case's seed."""
+        return torch.Generator().manual_seed(self.seed)
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -58,7 +64,7 @@ class Experiment:
         place: where it is in the paper, such as "Table 3".
         title: one line that says what it shows.
         batches: per cell, in the paper; what `--batches` replaces.
-        draw: a drawing from rows: its own, and those of `after`, by the experiment's name.
+        draw: what is shown of rows: its own, and those of `after`, by the experiment's name.
         cells: settings of a trial each; every one is measured with `batches` seeds.
         plan: trials that depend on other rows, instead of `cells`.
         measure: one trial.
@@ -70,7 +76,7 @@ class Experiment:
     place: str
     title: str
     batches: int
-    draw: Callable[[Mapping[str, Rows]], Drawing]
+    draw: Callable[[Mapping[str, Rows]], Section]
     cells: Sequence[Settings] = ()
     plan: Callable[[Plan], Iterable[Trial]] | None = None
     measure: Callable[[Case], Measured] | None = None

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from spear.errors import InvalidOption, MissingExtra
-from spear.experiments.common.batches import Batch
-from spear.inversion import Inversion
-from spear.metrics import ImageScore
 from spear.report import pictures, plots
+from spear.trials import Compared
 
 if TYPE_CHECKING:
     from PIL import ImageFont
@@ -54,13 +52,9 @@ class Strip:
     tiles: Sequence[Tile]
 
 
-def aligned(images: Tensor, score: ImageScore) -> list[Tensor | None]:
-    """Recovered images (k, C, H, W) in the order of the originals; None where one is missing."""
-    total = len(score.pairs) + score.pairs.missing
-    slots: list[Tensor | None] = [None] * total
-    for found, truth in zip(score.pairs.found.tolist(), score.pairs.truth.tolist(), strict=True):
-        slots[truth] = images[found]
-    return slots
+def aligned(compared: Compared) -> list[Tensor | None]:
+    """Recovered images (C, H, W) in the order of the originals; None where one is missing."""
+    return [tile.image for tile in judged(compared)]
 
 
 def plain(images: Sequence[Tensor | None]) -> list[Tile]:
@@ -68,31 +62,33 @@ def plain(images: Sequence[Tensor | None]) -> list[Tile]:
     return [Tile(image) for image in images]
 
 
-def judged(images: Tensor, score: ImageScore, certified: Tensor) -> list[Tile]:
+def judged(compared: Compared) -> list[Tile]:
     """Recovered images in the originals' order: green frames are certified, red ones are not.
 
     Each carries its PSNR. What is missing is an empty frame: nothing is shown in its place.
     """
+    result, score = compared.attacked.result, compared.score
+    images = compared.batch.pixels(result.inputs)
     tiles = [Tile(None, None, "missing")] * (len(score.pairs) + score.pairs.missing)
     pairs = zip(
         score.pairs.found.tolist(), score.pairs.truth.tolist(), score.psnr.tolist(), strict=True
     )
     for found, truth, psnr in pairs:
-        frame = CERTIFIED if bool(certified[found]) else UNCERTIFIED
+        frame = CERTIFIED if bool(result.certified[found]) else UNCERTIFIED
         tiles[truth] = Tile(
             images[found], frame, f"{psnr:.0f} dB".replace("-", "\N{MINUS SIGN}"), psnr
         )
     return tiles
 
 
-def recovered_above_originals(batch: Batch, result: Inversion, score: ImageScore) -> bytes:
+def recovered_above_originals(compared: Compared) -> bytes:
     """A PNG of a batch as it came back, in the originals' order, above the originals.
 
     Frames and decibels tell images apart where not all of them are certified.
     """
-    found = batch.pixels(result.inputs)
-    whole = score.pairs.missing == 0 and bool(result.certified.all())
-    tiles = plain(aligned(found, score)) if whole else judged(found, score, result.certified)
+    score, batch = compared.score, compared.batch
+    whole = score.pairs.missing == 0 and bool(compared.attacked.result.certified.all())
+    tiles = plain(aligned(compared)) if whole else judged(compared)
     mean = f"{float(score.psnr.mean()):.1f} dB" if len(score.psnr) else "nothing"
     originals = plain(list(batch.pixels(batch.inputs)))
     return gallery([Strip(f"SPEAR\n{mean}", tiles), Strip("Ground truth", originals)])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spear.errors import DataError
 from spear.experiments.common import catalogue
-from spear.experiments.common.drawing import Drawing
+from spear.experiments.common.drawing import Picture, Plot, Section, latex, markdown
 from spear.experiments.common.experiment import Experiment
 from spear.experiments.common.reproduce import rows_for
 from spear.files import make_private, write_private
@@ -28,57 +28,55 @@ a CPU."""
 
 def write(name: str, results: Path, out: Path) -> str:
     """An experiment's tables as Markdown and LaTeX, its plots and pictures, into a folder."""
-    drawing, text = _drawn(name, results, out)
+    section, text = _section(name, results)
+    _save_images(name, section, results, out)
     write_private(out / f"{name}.md", f"{text}\n".encode())
-    if drawing.tables:
-        latex = "\n".join(table.latex() for table in drawing.tables)
-        write_private(out / f"{name}.tex", latex.encode())
+    if section.tables:
+        write_private(out / f"{name}.tex", "\n".join(map(latex, section.tables)).encode())
     return text
 
 
 def page(names: Sequence[str], results: Path, path: Path) -> None:
     """One Markdown page of many experiments, with its images in a folder `images` beside it."""
-    folder = Path("images") / path.stem
-    texts = [_drawn(name, results, path.parent / folder)[1] for name in names]
-    linked = [text.replace("](", f"]({folder.as_posix()}/") for text in texts]
-    write_private(path, ("\n\n".join([_INTRO, *linked]) + "\n").encode())
+    images = Path("images") / path.stem
+    for name in names:
+        section, _ = _section(name, results)
+        _save_images(name, section, results, path.parent / images)
+    write_private(path, page_text(names, results, images).encode())
 
 
-def _drawn(name: str, results: Path, out: Path) -> tuple[Drawing, str]:
-    """Plots and pictures into the folder; and the drawing, and all of it as Markdown."""
+def page_text(names: Sequence[str], results: Path, images: Path) -> str:
+    """The page itself; its images are in the folder `images`."""
+    texts = [_section(name, results)[1] for name in names]
+    linked = [text.replace("](", f"]({images.as_posix()}/") for text in texts]
+    return "\n\n".join([_INTRO, *linked]) + "\n"
+
+
+def _section(name: str, results: Path) -> tuple[Section, str]:
+    """What is shown of an experiment, and all of it as Markdown."""
     experiment, rows = catalogue.load(name), rows_for(name, results)
-    drawing = experiment.draw(rows)
-    make_private(out)
-    shown = [*_plots(name, drawing, out), *_pictures(name, drawing, results, out)]
+    section = experiment.draw(rows)
+    shown: list[Plot | Picture] = [*section.plots, *section.pictures]
     parts = [
         f"## {experiment.place}: {experiment.title}",
-        *(table.markdown() for table in drawing.tables),
-        *(f"![{experiment.place}]({file})\n\n*{caption}*" for file, caption in shown),
-        *drawing.notes,
+        *map(markdown, section.tables),
+        *(f"![{experiment.place}]({name}-{one.name}.png)\n\n*{one.caption}*" for one in shown),
+        *section.notes,
         _origin(name, experiment, [row for part in rows.values() for row in part]),
     ]
-    return drawing, "\n\n".join(parts)
+    return section, "\n\n".join(parts)
 
 
-def _plots(name: str, drawing: Drawing, out: Path) -> list[tuple[str, str]]:
-    shown = []
-    for plot in drawing.plots:
+def _save_images(name: str, section: Section, results: Path, out: Path) -> None:
+    make_private(out)
+    for plot in section.plots:
         with plots.style():
-            files = plots.save(plot.figure(), out / f"{name}-{plot.name}")
-        shown.append((files[0].name, plot.caption))
-    return shown
-
-
-def _pictures(name: str, drawing: Drawing, results: Path, out: Path) -> list[tuple[str, str]]:
-    shown = []
-    for picture in drawing.pictures:
-        path = out / f"{name}-{picture.name}.png"
+            plots.save(plot.figure(), out / f"{name}-{plot.name}")
+    for picture in section.pictures:
         stored = RowFile(results, name).picture(picture.file)
         if not stored.is_file():
             raise DataError(f"{stored} is missing: expected the picture of a row of {name}")
-        write_private(path, stored.read_bytes())
-        shown.append((path.name, picture.caption))
-    return shown
+        write_private(out / f"{name}-{picture.name}.png", stored.read_bytes())
 
 
 def _origin(name: str, experiment: Experiment, rows: Sequence[Row]) -> str:

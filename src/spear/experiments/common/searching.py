@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from spear import theory
 from spear.errors import InvalidOption
-from spear.experiments.common.batches import Batch, progress_words, quality
 from spear.experiments.common.experiment import Case
 from spear.factors import Factors, Side, factorise
 from spear.judge import Selection, select
 from spear.metrics import EXACT_DB, score_images
 from spear.search import CandidatePool, CascadeFinder, Finder, SamplingFinder, Watch, unit
-from spear.trials import Measured, Row
+from spear.trials import Batch, Measured, Row, progress_words, quality
 from spear.update import LayerUpdate
 
 LIMIT_SINGULAR = 0.5  # what the chance of a singular matrix tends to, instead of the lemma's 0.939
@@ -52,7 +51,7 @@ def searched(
     factors = factorise(view)
     best: list[Selection | None] = [None for _ in stages]
     ended: dict[int, Searched] = {}
-    began, generator = time.monotonic(), torch.Generator().manual_seed(case.seed)
+    began, generator = time.monotonic(), case.generator()
     if factors.batch_size:
         for pool in finder.search(factors, generator=generator, watch=watch):
             for i in (i for i in range(len(stages)) if i not in ended):
