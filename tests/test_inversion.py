@@ -49,10 +49,10 @@ def test_a_sample_that_is_there_twice_counts_once(same_label):
         assert len(sure) == 4  # it may be the mean of two; and no label explains the sum of two
         assert float(torch.cdist(sure, x).amin(1).max()) < 1e-3
         assert observed.cause is (Cause.MERGED if same_label else Cause.CONTRADICTED)
-        assert ("1 of 5 samples weigh as much as several" in observed.reason) is same_label
+        assert ("1 of 5 samples weigh as much as several" in observed.explanation) is same_label
     told = spear.invert(spear.observe(planted.model, planted.gradients, samples=6))
     assert told.outcome is Outcome.PARTIAL
-    assert "computed from 6 samples, as was told, and 5 show" in told.reason
+    assert "computed from 6 samples, as was told, and 5 show" in told.explanation
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -185,7 +185,7 @@ def test_near_duplicates_leave_the_others_exact(shift):
         assert worst_error(result.inputs[result.certified], planted.inputs[2:]) < 1e-3
         pair = result.inputs[~result.certified]
         assert float((pair - planted.inputs[0]).abs().max()) < 0.05
-        assert "near-duplicates" in result.reason or shift < 0.03
+        assert "near-duplicates" in result.explanation or shift < 0.03
 
 
 def test_a_sample_a_thousand_times_weaker_comes_back():

@@ -44,7 +44,7 @@ def test_as_good_as_knowing_the_output_gradient(sigma, within, clip, data_root):
     assert result.approximate.all()
     assert "noise" in result.reason
     if (sigma, clip) == (1e-5, 2.0):
-        assert "clipping by their norm" in result.reason
+        assert "clipping by their norm" in result.explanation
     assert best.mean - found.mean < within
     assert int((result.labels == y[found.truth]).sum()) >= 18
 

@@ -223,7 +223,7 @@ def test_killed_workers_do_not_lose_the_inversion(pool):
                 process.kill()
 
     result = inverted(planted, finder, counting, on_progress=kill)
-    assert "a worker failed (BrokenProcessPool" in result.reason
-    assert "a worker failed" not in alone.reason
+    assert "a worker failed (BrokenProcessPool" in result.explanation
+    assert "a worker failed" not in alone.explanation
     assert torch.equal(result.inputs, alone.inputs)
     assert counted(result) == counted(alone)

@@ -141,5 +141,5 @@ def test_a_state_dict_of_a_plain_mlp_needs_no_model():
     state = {**planted.model.state_dict(), "scale": torch.ones(3)}
     alone = spear.observe(state, planted.gradients)
     assert alone.model is None
-    assert "taken to be followed by a ReLU" in alone.notes[0]
+    assert "no plain MLP" in alone.notes[0]
     assert worst_error(spear.invert(alone).inputs, planted.inputs) < 1e-2

@@ -109,7 +109,7 @@ def test_vanished_samples_are_reported():
     told = spear.invert(spear.observe(model, gradients, samples=8))
     assert (told.outcome, told.cause) == (Outcome.PARTIAL, Cause.MISSING)
     assert told.certified.all()
-    assert "computed from 8 samples, as was told, and 5 show" in told.reason
+    assert "computed from 8 samples, as was told, and 5 show" in told.explanation
 
 
 @pytest.mark.parametrize("pooled", [True, False])

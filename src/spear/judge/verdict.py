@@ -55,6 +55,12 @@ class SearchEnd(Enum):
         return {SearchEnd.TIME: Cause.TIME, SearchEnd.INTERRUPTED: Cause.INTERRUPTED}.get(self)
 
 
+_SEARCH_AGAIN = {
+    SearchEnd.TIME: "The search ran out of time: give it more (max_seconds=)",
+    SearchEnd.INTERRUPTED: "The search was interrupted: run it again",
+}
+
+
 @dataclass(frozen=True)
 class SearchSummary:
     """How a search ended, and what the finder says about it."""
@@ -108,7 +114,7 @@ def of_samples(
             f"{first}"
         )
         return Verdict(Outcome.APPROXIMATE, certificate.cause, reason, tuple(doubts))
-    next_step = _NOT_AS_SAID if ended.end.cause is None else "Give it more time"
+    next_step = _SEARCH_AGAIN.get(ended.end, _NOT_AS_SAID)
     reason = (
         f"no samples were found that fit the update (lambda {selection.match:.3f} at best). "
         f"{next_step}"
@@ -138,7 +144,7 @@ def _of_noisy_samples(factors: Factors, certificate: Certificate, inputs: Tensor
 def of_no_samples(factors: Factors, ended: SearchSummary) -> Verdict:
     """Fewer than b directions, from which no input could be read."""
     if ended.end.cause is not None:
-        cause, next_step = ended.end.cause, "Give it more time"
+        cause, next_step = ended.end.cause, _SEARCH_AGAIN[ended.end]
     elif int(factors.live_rows.sum()) >= ROWS_PER_SAMPLE * factors.b:
         cause, next_step = Cause.UNFIT, _NOT_AS_SAID
     else:
