@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import pickle
 import struct
 import subprocess
 import sys
@@ -253,6 +254,13 @@ def test_what_torch_saves_is_read_as_torch_reads_it(
 def test_what_would_cost_too_much_is_seen_before_it_is_built(pickled):
     with pytest.raises(ValueError, match=r"more memory or time|places to remember"):
         check_pickle(io.BytesIO(pickled))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_what_people_pickle_costs_little(protocol):
+    shared = tuple(range(4))
+    content = {f"a.{i}": [shared, {"n": i, "text": "x" * 50}] for i in range(5000)}
+    check_pickle(io.BytesIO(pickle.dumps(content, protocol=protocol)))
 
 
 def test_a_case_of_letters_is_no_other_entry(tmp_path):
