@@ -23,6 +23,13 @@ coverage: $(VENV)/installed-dev
 	$(BIN)/coverage json -q -o - | $(BIN)/python -c "import json, sys; t = json.load(sys.stdin)['totals']; \
 		sys.exit(0 if t['covered_branches'] >= 0.95 * t['num_branches'] else 'under 95 % of the branches')"
 
+# [tool.mutmut] in pyproject.toml says of which module. In an environment of its own: mutmut 3.8 cannot use pytest 9.2.
+mutants: $(VENV)/installed-dev
+	test -x $(VENV)/mutmut/bin/mutmut || ($(PYTHON) -m venv $(VENV)/mutmut && $(VENV)/mutmut/bin/pip install -q mutmut "pytest<9")
+	ls -d $(CURDIR)/$(VENV)/lib/python*/site-packages > $$(echo $(VENV)/mutmut/lib/python*/site-packages)/dev.pth
+	OMP_NUM_THREADS=1 $(VENV)/mutmut/bin/mutmut run --max-children 2
+	$(VENV)/mutmut/bin/mutmut results
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,4 +62,4 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt requirements/dev.lock requ
 	touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) site spear-demo spear-results frontier.jsonl .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) mutants site spear-demo spear-results frontier.jsonl .pytest_cache .mypy_cache .ruff_cache

@@ -35,7 +35,7 @@ class _Dtype:
 
     def __setstate__(self, state: Any) -> None:
         if self.code not in _DTYPES or _text(state[1]) not in ("|", "<"):
-            raise ValueError("expected an array of whole numbers")
+            raise pickle.UnpicklingError("an array is not of whole numbers")
 
 
 class _Array:
@@ -52,9 +52,9 @@ class _Array:
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, fortran, raw = state
         if not isinstance(dtype, _Dtype) or dtype.code not in _DTYPES:
-            raise ValueError("expected an array of whole numbers")
+            raise pickle.UnpicklingError("an array is not of whole numbers")
         if len(shape) > 4 or not all(type(n) is int and 0 <= n <= _LARGEST for n in shape):
-            raise ValueError("expected an array of at most four dimensions")
+            raise pickle.UnpicklingError("the shape of an array is none")
         flat = np.frombuffer(bytes(raw), f"<{dtype.code}")
         self.values = flat.reshape(shape, order="F" if fortran else "C")
 
@@ -64,11 +64,11 @@ class _Bytes(bytes):
 
     def __new__(cls, words: str, coding: str) -> _Bytes:
         if coding != "latin1":
-            raise ValueError(f"expected text of bytes, got {coding!r:.20}")
+            raise pickle.UnpicklingError(f"text is encoded as {coding!r:.20}")
         return super().__new__(cls, words, coding)
 
     def __setstate__(self, state: Any) -> None:
-        raise ValueError("bytes have no state")
+        raise pickle.UnpicklingError("it wants to change something")
 
 
 class _ArraysOnly(pickle.Unpickler):

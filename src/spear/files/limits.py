@@ -24,7 +24,6 @@ _BEGINNINGS = {
     b"%PDF": "a PDF",
     b"GGUF": "a GGUF file",
     b"PK\x03\x04": "a zip archive, as .npz and .pt are",
-    b"\x80": "a bare pickle, store tensors with torch.save",
     b"<": "a web page",
 }
 

@@ -11,6 +11,7 @@ _MOST_VALUES = 2**22  # built or hashed, of some 64 bytes each
 _BYTES_A_VALUE = 64
 _DEEPEST = 64  # of values in each other
 _REPEATS = 16  # how often a pickle may use each byte of its text
+_TOO_MUCH = "loading it would take far more memory or time than its size"
 _INTO = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"}  # they change their first
 
 
@@ -38,7 +39,8 @@ def check_pickle(stream: io.BytesIO) -> set[str]:
     names, spent = set(), 0
     most = _MOST_VALUES + _REPEATS * stream.getbuffer().nbytes // _BYTES_A_VALUE
     for step, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
-        taken = _taken(stack, opcode)
+        if step > _MOST_STEPS:
+            raise ValueError(_TOO_MUCH)
         if opcode.name.endswith("PUT") or opcode.name == "MEMOIZE":
             index = len(memo) if argument is None else int(str(argument))
             if index > step:
@@ -49,14 +51,10 @@ def check_pickle(stream: io.BytesIO) -> set[str]:
         elif opcode.stack_after == [pickletools.markobject]:
             stack.append(None)
         else:
-            made = _made(opcode, argument, taken)
-            spent += made.values - (taken[-1].values if opcode.name in _INTO else 0)
-            if opcode.name in _INTO:
-                taken[-1].values, taken[-1].depth = made.values, made.depth
-                made = taken[-1]
-            stack += [made] * len(opcode.stack_after)
-            if step > _MOST_STEPS or spent > most or made.depth > _DEEPEST:
-                raise ValueError("loading it would take far more memory or time than its size")
+            made = _done(stack, opcode, argument)
+            spent += made.values
+            if spent > most or made.depth > _DEEPEST:
+                raise ValueError(_TOO_MUCH)
         if opcode.name in ("GLOBAL", "INST"):
             names.add(str(argument).replace(" ", "."))
     return names
@@ -82,9 +80,15 @@ def _top(stack: list[_Cost | None]) -> _Cost:
     return stack[-1]
 
 
-def _made(opcode: pickletools.OpcodeInfo, argument: object, taken: list[_Cost]) -> _Cost:
+def _done(stack: list[_Cost | None], opcode: pickletools.OpcodeInfo, argument: object) -> _Cost:
+    """Take from the stack what a step takes, put there what it makes; give what it adds to that."""
+    taken = _taken(stack, opcode)
+    into = taken.pop() if opcode.name in _INTO else _Cost(0)
     text = len(argument) if isinstance(argument, str | bytes | bytearray) else 0
-    return _Cost(
+    added = _Cost(
         1 + text // _BYTES_A_VALUE + sum(value.values for value in taken),
         max((1 + value.depth for value in taken), default=0),
     )
+    into.values, into.depth = into.values + added.values, max(into.depth, added.depth)
+    stack += [into] * len(opcode.stack_after)
+    return added

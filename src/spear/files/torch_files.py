@@ -63,8 +63,10 @@ def _check(path: Path) -> None:
             f"{path}: expected an archive of torch.save, got another (a .npz, or a TorchScript model): "
             "store model.state_dict() with torch.save"
         )
+    if sizes[0] > _PICKLED:
+        raise ValueError(f"expected at most {_PICKLED:,} bytes that describe tensors, got more")
     # torch finds entries whatever their case: one with letters could be read under many names.
-    if sizes[0] > _PICKLED or any(re.search(r"/data/(?!\d+$)", name, re.I) for name in names):
+    if any(re.search(r"/data/(?!\d+$)", name, re.I) for name in names):
         raise ValueError("its entries are not those that torch.save writes")
     # As torch itself finds it, lest a crafted archive shows two readers different pickles.
     pickled = torch._C.PyTorchFileReader(str(path)).get_record("data.pkl")
