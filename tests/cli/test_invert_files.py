@@ -313,12 +313,12 @@ def test_the_exit_code_and_the_terminal_tell_the_outcome(monkeypatch, case, outc
     done = run("--weights", weights, "--update", update)
     assert done.returncode == code
     lines = done.stdout.splitlines()
-    start = lines.index("Rests on, and could not be tested:")
+    start = lines.index("Assumed, because no test could tell:")
     assert lines[start - 1].startswith(said)
     assert lines[start + 1 : start + 3] == [f"  - {words}" for words in ASSUMED]
     quiet = run("--weights", weights, "--update", update, "-q")
     assert quiet.stdout.startswith(said)
-    assert "Rests on" not in quiet.stdout
+    assert "Assumed, because" not in quiet.stdout
 
 
 @pytest.mark.parametrize("option", ["--samples", "-b"])

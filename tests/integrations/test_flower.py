@@ -344,7 +344,7 @@ def test_arrays_under_other_names(start, sent, dtype):
         ({"lr": 0.05}, {"lr": 0.05}, {"lr": 0.1}, "metrics: lr = 0.1; used was lr = 0.05"),
         ({"epochs": 1, "batch_size": 32}, {}, {}, "lr = 0.05"),  # one batch holds all
         ({}, {"local-epochs": 1, "batch-size": 5}, {}, "epochs = 1, read from the train config"),
-        ({"model": None}, {}, {}, "no model was given"),
+        ({"model": None}, {}, {}, "No model was given"),
         ({"model": net}, {}, {}, "lr = 0.05"),
         ({"layer": "1", "momentum": 0.9, "epochs": 1}, {}, {}, "lr = 0.05"),
     ],

@@ -429,12 +429,12 @@ def test_a_redacted_page_says_what_a_verdict_rests_on():
     pytest.importorskip("jinja2", reason="needs the cli extra")
     found = reports.finding(assumptions=("no samples <merged>", "cross-entropy"))
     page = Report("inversion", "", found.headline, (found,)).redacted().page()
-    listed = re.search(r"<p>Rests on, and could not be tested:</p>\s*<ul>(.*?)</ul>", page)
+    listed = re.search(r"<p>Assumed, because no test could tell:</p>\s*<ul>(.*?)</ul>", page)
     assert re.findall(r"<bdi>(.*?)</bdi>", listed[1]) == [
         "no samples &lt;merged&gt;",
         "cross-entropy",
     ]
-    assert "Rests on" not in KINDS["failure"].page()
+    assert "Assumed, because" not in KINDS["failure"].page()
 
 
 def test_a_redacted_page_holds_no_data():

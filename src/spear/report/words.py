@@ -35,7 +35,7 @@ OUTCOMES = {
     Outcome.FAILED: "Nothing recovered",
 }
 _RECOVERED = (Outcome.EXACT, Outcome.PARTIAL, Outcome.APPROXIMATE)
-ASSUMPTIONS = "Rests on, and could not be tested:"
+ASSUMPTIONS = "Assumed, because no test could tell:"
 _LIKELY = "Recovered, not proved (likely exact)"
 _NO_GUARANTEE = (
     "This is no guarantee: one attack failed with these settings. "

@@ -286,9 +286,9 @@ def _first_layer(
             f"{', '.join(map(repr, list(named)[:6]))}"
         )
     notes.append(
-        f"no model was given, and the weights are no plain MLP ({why}): the layer {one.name!r} alone "
+        f"No model was given, and the weights are no plain MLP ({why}): the layer {one.name!r} alone "
         "was judged, assuming that a ReLU follows it. Give the model for a proof by replay and for "
-        "labels; if other layers stand before it, what comes back are their outputs, not the data"
+        "labels; if other layers stand before it, what comes back are their outputs, not the data."
     )
     return LayerUpdate(
         weight=state[weight].detach().clone(),

@@ -109,7 +109,8 @@ def describe_plain_mlp(state: Mapping[str, Tensor]) -> str:
     layers = linear_layers(state)
     sizes = " -> ".join(str(n) for n in (layers[0].inputs, *(layer.outputs for layer in layers)))
     return (
-        f"no model was given: the weights were taken for a plain MLP, {sizes}, with ReLUs between"
+        f"No model was given: the weights were taken for a plain MLP, {sizes}, with ReLUs between its "
+        "layers."
     )
 
 
