@@ -24,6 +24,7 @@ from support.datasets_on_disk import (
     write_imagenet,
     write_mnist,
 )
+from support.hostile_files import Call
 
 
 @pytest.mark.parametrize(
@@ -100,14 +101,6 @@ def test_half_copied_training_batches_are_named(tmp_path):
     )
 
 
-class Call:
-    def __init__(self, function, *arguments):
-        self.parts = function, arguments
-
-    def __reduce__(self):
-        return self.parts
-
-
 def hostile(marker):
     """Pickles that run code, or that make Python's own unpickler take gigabytes or crash."""
     values = {
@@ -139,7 +132,7 @@ def hostile(marker):
         + text
         + (encode + b"h\x01X\x06\x00\x00\x00latin1\x86R") * 9999
         + b".",
-        "many lists": b"\x80\x02" + b"]" * 3_000_000 + b".",
+        "many lists": b"\x80\x02" + b"]" * 1_000_100 + b".",
         "huge shape": b"\x80\x02"
         + reconstruct
         + b"(K\x01("

@@ -37,14 +37,13 @@ def photo_crops(count: int, size: int = 64, seed: int = 0) -> tuple[Tensor, list
         raise MissingExtra("scikit-image", "cli") from error
     if count < 1 or size < 8:
         raise InvalidOption(f"expected count >= 1 and size >= 8, got {count} and {size}")
+    photos = {name: getattr(data, name)() for name in PHOTOS}
+    photos["stereo_motorcycle"] = photos["stereo_motorcycle"][0]  # the left eye's
+    images = {name: Image.fromarray(photo).convert("RGB") for name, photo in photos.items()}
     splits = 1
     while True:  # the coarsest grid with enough squares
         crops: list[Crop] = []
-        for name in PHOTOS:
-            photo = getattr(data, name)()
-            image = Image.fromarray(photo[0] if name == "stereo_motorcycle" else photo).convert(
-                "RGB"
-            )
+        for name, image in images.items():
             edge = min(image.size) // splits
             if edge < size:
                 continue

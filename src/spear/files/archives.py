@@ -9,9 +9,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from spear.errors import InvalidFile
 from spear.files.limits import check_unpacked, looks_like
@@ -53,18 +50,6 @@ def archive(path: Path, kind: str) -> Iterator[zipfile.ZipFile]:
                 f"{path} is no {kind}, or a damaged one ({str(error)[:200] or type(error).__name__})"
                 f"{looks_like(path) if isinstance(error, zipfile.BadZipFile) else ''}"
             ) from error
-
-
-def fill(values: np.ndarray[Any, Any], entry: Any) -> None:
-    """Read an entry's next bytes into an array, all of it; EOFError if there are too few."""
-    if not values.size:
-        return
-    room = values.reshape(-1).view(np.uint8).data
-    while room:
-        count = entry.readinto(room[: 2**24])
-        if not count:
-            raise EOFError("it ends too soon")
-        room = room[count:]
 
 
 def _check(path: Path, opened: zipfile.ZipFile) -> None:

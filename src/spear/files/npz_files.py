@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spear.errors import InvalidFile
-from spear.files.archives import archive, fill
+from spear.files.archives import archive
 from spear.files.limits import checked_bytes
 
 _HEADER = 10_000  # characters; numpy's own limit
@@ -51,8 +51,20 @@ def _array(path: Path, opened: ZipFile, entry: ZipInfo) -> Tensor:
         if whole != room:
             raise ValueError(f"{name!r:.80} says it has {whole:,} bytes, and has {room:,}")
         values = np.empty(math.prod(shape), dtype)
-        fill(values, file)
+        _fill(values, file)
     return _tensor(path, name, values.reshape(shape, order="F" if fortran else "C"))
+
+
+def _fill(values: np.ndarray[Any, Any], entry: Any) -> None:
+    """Read an entry's next bytes into an array, all of it; EOFError if there are too few."""
+    if not values.size:
+        return
+    room = values.reshape(-1).view(np.uint8).data
+    while room:
+        count = entry.readinto(room[: 2**24])
+        if not count:
+            raise EOFError("it ends too soon")
+        room = room[count:]
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
