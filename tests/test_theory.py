@@ -91,15 +91,14 @@ def test_bad_arguments_are_refused(call):
 
 def test_one_sample_needs_no_search():
     assert theory.success_probability(1) == 1
-    assert theory.samples_quantile(1, 40) == 1
     assert theory.samples_with_high_probability(1, 1e-3) == 1
     assert theory.failure_bound(1, 40) == pytest.approx(0, abs=1e-9)
 
 
 def test_what_cannot_be_found_takes_for_ever():
     """A column with fewer zeros than a submatrix has rows never shows; 2^-5000 is no number."""
-    assert theory.samples_quantile(5, 40, zeros=[20, 20, 20, 20, 3]) == math.inf
-    assert theory.samples_quantile(5, 40, zeros=[20, 20, 20, 20, 4]) < math.inf
+    assert theory.expected_samples_narrow(5, 40, zeros=[20, 20, 20, 20, 3]) == math.inf
+    assert theory.expected_samples_narrow(5, 40, zeros=[20, 20, 20, 20, 4]) < math.inf
     assert theory.samples_with_high_probability(5000, 1e-3) == math.inf
 
 

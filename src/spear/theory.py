@@ -95,34 +95,6 @@ def expected_samples_narrow(
     return float(t[0] + np.trapezoid(missing, t))  # E[T] = integral of P(T > t)
 
 
-def samples_quantile(
-    b: int,
-    m: int,
-    zeros: Sequence[int] | None = None,
-    *,
-    p: float = 0.5,
-    singular: float = SINGULAR_BASE,
-    overlapping: bool = False,
-) -> float:
-    """The number of submatrices after which all directions are found with probability p.
-
-    The median lies below the mean: now and then the last direction takes very long.
-
-    >>> round(samples_quantile(20, 200) / expected_samples_narrow(20, 200), 2)
-    0.75
-    """
-    _check_probability("p", p)
-    if b == 1:
-        return 1.0
-    rates = _finding_rates(b, m, zeros, singular, overlapping)
-    if not rates.min() > 0:
-        return math.inf
-    most = -math.log1p(-(p ** (1 / b))) / rates.min()  # as if all were as rare as the rarest
-    return float(
-        scipy.optimize.brentq(lambda t: _all_found(rates, np.array([t]))[0] - p, 0, 2 * most)
-    )
-
-
 def _finding_rates(
     b: int, m: int, zeros: Sequence[int] | None, singular: float, overlapping: bool
 ) -> np.ndarray:

@@ -10,7 +10,6 @@ from spear.baselines import (
     CocktailPartyAttack,
     FeatureInversion,
     GeipingAttack,
-    negative_rows,
     pixel_bounds,
     prior_from,
 )
@@ -385,21 +384,10 @@ def test_guesses_that_are_not_finite_are_left_out():
         assert len(prior_from(planted.view, broken, project=project)) == 2
 
 
-def test_the_most_negative_neurons_are_zeros_of_the_gradient():
-    planted = plant(5, m=100)
-    rough = planted.inputs + 0.2 * noise_like(planted.inputs)
-    rows = negative_rows(planted.view, rough, 15)
-    Z = planted.inputs @ planted.view.weight.T + planted.view.bias
-    assert bool((Z.gather(1, rows) < 0).all())
-    assert rows.shape == (5, 15)
-
-
 def test_bad_priors_are_refused():
     view = plant(3).view
     with pytest.raises(InvalidOption, match=r"expected approximate inputs \(k, 50\)"):
         prior_from(view, torch.randn(3, 7))
-    with pytest.raises(InvalidOption, match="1 <= count <= m = 60"):
-        negative_rows(view, torch.randn(3, 50), 61)
 
 
 def test_an_optimisation_attack_leads_the_sampling_to_an_exact_batch(data_root):

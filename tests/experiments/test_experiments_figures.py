@@ -152,13 +152,6 @@ def test_counts_fall_on_the_expectation_that_is_theirs(name):
     assert abs(statistics.fmean(other) - 1) > 3 * error_of_other
 
 
-def test_medians_lie_below_expectations():
-    median = theory.samples_quantile(10, 400)
-    assert 0.7 < median / theory.expected_samples_narrow(10, 400) < 1
-    assert theory.samples_quantile(10, 400, p=0.9) > theory.expected_samples_narrow(10, 400)
-    assert theory.samples_quantile(4, 20, [2, 9, 10, 11]) == math.inf
-
-
 def test_steps_are_as_fine_as_asked_for():
     factors = factorise(plant(6, m=200).view)
     watch = Watch()

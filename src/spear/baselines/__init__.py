@@ -5,7 +5,7 @@ from spear.baselines.attack import Attack, Bounds, pixel_bounds
 from spear.baselines.cocktail import CocktailPartyAttack
 from spear.baselines.features import FeatureInversion, invert_features
 from spear.baselines.geiping import GeipingAttack
-from spear.baselines.prior import negative_rows, prior_from
+from spear.baselines.prior import prior_from
 
 __all__ = [
     "Attack",
@@ -14,7 +14,6 @@ __all__ = [
     "FeatureInversion",
     "GeipingAttack",
     "invert_features",
-    "negative_rows",
     "pixel_bounds",
     "prior_from",
 ]

@@ -50,23 +50,6 @@ def prior_from(view: LayerUpdate, inputs: Tensor, *, project: bool = True) -> Te
     return (C @ R).to(guesses)
 
 
-def negative_rows(view: LayerUpdate, inputs: Tensor, count: int) -> Tensor:
-    """The neurons (k, count) with the most negative preactivation for each approximate input.
-
-    With `count = 3 * b` these are the paper's groups: likely zeros of one column of dL/dZ.
-
-    >>> view = LayerUpdate(weight=torch.eye(4), bias=torch.zeros(4),
-    ...                    weight_grad=torch.randn(4, 4), bias_grad=torch.randn(4))
-    >>> negative_rows(view, torch.tensor([[0.5, -2.0, 3.0, -1.0]]), 2)
-    tensor([[1, 3]])
-    """
-    _check(view, inputs)
-    if not 1 <= count <= view.outputs:
-        raise InvalidOption(f"expected 1 <= count <= m = {view.outputs}, got {count}")
-    Z = inputs.detach().to(view.weight) @ view.weight.detach().T + view.bias.detach()  # (k, m)
-    return Z.topk(count, largest=False).indices
-
-
 def _check(view: LayerUpdate, inputs: Tensor) -> None:
     if inputs.ndim != 2 or inputs.shape[1] != view.inputs:
         raise InvalidOption(

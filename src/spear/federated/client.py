@@ -60,9 +60,8 @@ def clipped_gradient(
         else:
             factors = (protocol.clip / math.sqrt(len(own)) / norms).clamp_max(1.0)
         for (name, g), factor in zip(own.items(), factors, strict=True):
-            total[name] = (
-                total.get(name, 0) + factor.nan_to_num(1.0) * g
-            )  # a norm of 0 clips nothing
+            # A norm of 0 clips nothing.
+            total[name] = total.get(name, 0) + factor.nan_to_num(1.0) * g
     parts = len(inputs) if protocol.reduction == "mean" else 1
     return {name: g / parts for name, g in total.items()}
 
@@ -98,11 +97,7 @@ def train_locally(
         gradient = clipped_gradient(local, inputs[chosen], targets[chosen], protocol, loss)
         for name, p in named.items():
             p.grad = gradient.get(name)
-            if protocol.proximal and p.grad is not None:
-                p.grad = p.grad + protocol.proximal * (p.detach() - start[name])
-        for group in optimiser.param_groups:
-            group["lr"] = rate
-        optimiser.step()
+        protocol.local_step(local, optimiser, start, rate)
     return local
 
 

@@ -199,11 +199,12 @@ class _Retraining:
         optimiser = self.protocol.optimiser(list(local.parameters()))
         for epoch in range(1, (epochs or _EPOCHS) + 1):
             local.states.begin(epoch)
-            for group in optimiser.param_groups:
-                group["lr"] = self.protocol.rates(epochs or epoch)[epoch - 1]
+            rate = self.protocol.rates(epochs or epoch)[epoch - 1]
             outputs = local()
+            optimiser.zero_grad()
             loss = self.replay.loss(outputs, self.replay.as_targets(labels, outputs))
-            self.protocol.local_step(local, optimiser, loss, start)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.protocol.local_step(local, optimiser, start, rate)
             if epochs not in (None, epoch):
                 continue
             moved = self._moved(local, start, epoch)

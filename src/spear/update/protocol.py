@@ -281,15 +281,14 @@ class Protocol:
         self,
         model: nn.Module,
         optimiser: torch.optim.Optimizer,
-        loss: Tensor,
         start: Mapping[str, Tensor],
+        rate: float,
     ) -> None:
-        """One step of local training down a loss, with FedProx' pull towards the first weights."""
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.proximal:
-            for name, p in model.named_parameters():
-                assert p.grad is not None
+        """One local step along the parameters' gradients, with FedProx' pull to the start."""
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        for name, p in model.named_parameters():
+            if self.proximal and p.grad is not None:
                 p.grad += self.proximal * (p.detach() - start[name])
         optimiser.step()
 
