@@ -49,13 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 collect_ignore = []
 if find_spec("typer") is None or find_spec("rich") is None:
-    collect_ignore += [
-        "src/spear/cli/app.py",
-        "src/spear/cli/data.py",
-        "src/spear/cli/reproduce.py",
-    ]
+    collect_ignore.append("src/spear/cli")
 if find_spec("opacus") is None:
-    collect_ignore += ["src/spear/integrations/opacus", "src/spear/federated/dpsgd.py"]
+    collect_ignore += ["src/spear/integrations/opacus.py", "src/spear/federated/dpsgd.py"]
 if find_spec("flwr") is None:
     collect_ignore.append("src/spear/integrations/flower")
 if find_spec("ray") is None:

@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -131,6 +131,7 @@ def check(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
 ) -> None:
     """Rehearse the attack with made-up data: are this model and protocol exposed, and why?"""
+    words = told.of_protocol(locals())
     existing(model, weights, update, after, difference)
     for path in (json, report):
         writable(path, weights, update, after, difference)
@@ -141,26 +142,6 @@ def check(
     from spear.update import Protocol
 
     files = CheckFiles(model, weights, update, after, difference, mode)
-    words: dict[str, Any] = {
-        "samples": samples,
-        "lr": told.rates(lr),
-        "epochs": epochs,
-        "local_steps": local_steps,
-        "local_batch_size": local_batch_size,
-        "momentum": momentum,
-        "nesterov": nesterov,
-        "weight_decay": weight_decay,
-        "proximal": proximal,
-        "optimizer": optimizer,
-        "clients": clients,
-        "clip": clip,
-        "clipping": clipping,
-        "sigma": sigma,
-        "noise_multiplier": noise_multiplier,
-        "epsilon": epsilon,
-        "precision": precision,
-        "pruned": pruned,
-    }
     if files.sends is not None:
         words["sends"] = files.sends
     protocol, privacy = Protocol.of(**words), Privacy(delta, dataset_size, steps)

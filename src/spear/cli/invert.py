@@ -122,6 +122,7 @@ def invert(
     ] = False,
 ) -> None:
     """Recover the private batch behind an update, and say what is proved."""
+    words = told.of_protocol(locals())
     if redact and out is not None:
         raise InvalidOption(
             "--redact leaves recovered data out, and --out writes it: give only one of them"
@@ -137,26 +138,8 @@ def invert(
     from spear.report import invert_files, save_inputs
     from spear.update import Protocol
 
-    protocol = Protocol(
-        sends="weights" if after else "difference" if difference else "gradient",
-        samples=samples,
-        lr=told.rates(lr),
-        epochs=epochs,
-        local_steps=local_steps,
-        local_batch_size=local_batch_size,
-        momentum=momentum,
-        nesterov=nesterov,
-        weight_decay=weight_decay,
-        proximal=proximal,
-        optimizer=optimizer,
-        clients=clients,
-        clip=clip,
-        clipping=clipping,  # type: ignore[arg-type]
-        sigma=sigma,
-        noise_multiplier=noise_multiplier,
-        precision=precision,
-        pruned=pruned,
-    )
+    words["sends"] = "weights" if after else "difference" if difference else "gradient"
+    protocol = Protocol(**words)
     files = UpdateFiles(weights, update, after, difference, protocol, model, layer, loss)
     image_format = None if shape is None else parse_image_format(shape, mean, std)
     console = PlainConsole(stderr=str(json) == "-")

@@ -6,6 +6,7 @@ They have the names of the fields of `spear.update.Protocol` and `spear.federate
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -39,6 +40,7 @@ _HELP = {
     "dataset_size": "Samples that a client holds; by default only its batch.",
     "steps": "Updates of one client that the server sees.",
 }
+_OF_PRIVACY = ("delta", "dataset_size", "steps")
 _LISTED = {
     "samples": "Samples of a client.",
     "epochs": "Local epochs (FedAvg); 0 is FedSGD.",
@@ -96,6 +98,12 @@ ManyEpsilons = Annotated[str | None, _many("epsilon")]
 ManyPrecisions = Annotated[str | None, _many("precision")]
 ManyPruned = Annotated[str | None, _many("pruned")]
 ManyClients = Annotated[str | None, _many("clients")]
+
+
+def of_protocol(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a command's options, by their names, those that are fields of `Protocol`."""
+    names = [name for name in _HELP if name in options and name not in _OF_PRIVACY]
+    return {**{name: options[name] for name in names}, "lr": rates(options["lr"])}
 
 
 def rates(text: str | None) -> float | tuple[float, ...] | None:

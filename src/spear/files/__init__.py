@@ -3,7 +3,6 @@
 from spear.files.json_text import (
     LARGEST_ROWS,
     bytes_of,
-    is_count,
     is_number,
     kind,
     mapping,
@@ -34,7 +33,6 @@ __all__ = [
     "check_pickle",
     "check_replaceable",
     "commit",
-    "is_count",
     "is_number",
     "kind",
     "like",

@@ -62,11 +62,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def is_count(value: Any) -> bool:
-    """Is it a whole number of up to 64 bits, not below 0?"""
-    return type(value) is int and 0 <= value < 2**64
-
-
 def maybe(right: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """The same, or None."""
     return lambda value: value is None or right(value)

@@ -54,17 +54,6 @@ class TabularScore:
         return Average.of(torch.cat([self.right, close], 1).double(), self.pairs.missing)
 
     @property
-    def by_column(self) -> dict[str, Average]:
-        """Share of right categories, or mean absolute error, of each column."""
-        columns = [*_discrete(self.columns), *_continuous(self.columns)]
-        scores = torch.cat([self.right.double(), self.error], 1).T  # (columns, p)
-        averages = {
-            column.name: Average.of(values, self.pairs.missing)
-            for column, values in zip(columns, scores, strict=True)
-        }
-        return {column.name: averages[column.name] for column in self.columns}
-
-    @property
     def _deviations(self) -> Tensor:
         std = [column.std for column in _continuous(self.columns)]
         return self.error / torch.tensor(std, dtype=torch.float64)
