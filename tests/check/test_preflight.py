@@ -58,7 +58,7 @@ def test_a_plain_mlp_is_exposed_and_gives_its_batch_away():
     found = preflight(net(), samples=B, max_seconds=60)
     assert (found.verdict, found.layer, found.batch_size) == (Exposure.EXPOSED, "0", B)
     assert "all 8 made-up samples came back exactly from layer '0' (60 → 120)" in found.headline
-    assert "Table rows" in said(found, "rehearsal")[0].words
+    assert "table rows" in said(found, "rehearsal")[0].words
     assert "standard normal numbers" in said(found, "rehearsal")[0].words
     x, result = attacked(net())
     assert worst_error(result.inputs, x) < 1e-5

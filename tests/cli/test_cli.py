@@ -55,7 +55,7 @@ def test_the_demo_says_when_it_fails(tmp_path):
     )
     assert done.returncode == 1
     assert "INCONCLUSIVE" in done.stdout  # with more time it may find them
-    assert "its time was over" in done.stdout
+    assert "ran out of time" in done.stdout
 
 
 @pytest.mark.parametrize(

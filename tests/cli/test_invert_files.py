@@ -183,7 +183,7 @@ def test_what_the_guess_of_the_model_was_worth_is_said(tmp_path):
     )
     finding = invert_files(UpdateFiles(weights, update)).findings[0]
     assert finding.outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE)
-    assert "Nothing confirms that: with another activation than ReLU" in finding.notes[1]
+    assert "Nothing confirms that" in finding.notes[1]
 
 
 def test_a_duplicate_is_not_called_exact_for_another_loss(tmp_path):
@@ -264,7 +264,10 @@ def test_the_truth_of_another_batch_is_noticed(tmp_path, case):
     other = save(tmp_path / "other.npz", {"inputs": planted.inputs.flip(1)})
     files = UpdateFiles(weights, update)
     assert not any("truth" in note for note in invert_files(files, truth=own).findings[0].notes)
-    assert "is it the batch of this" in invert_files(files, truth=other).findings[0].notes[-1]
+    assert (
+        "Is that the batch of this very update?"
+        in invert_files(files, truth=other).findings[0].notes[-1]
+    )
 
 
 def test_partly_nothing_and_cannot_tell_have_exit_codes_of_their_own(tmp_path, case):

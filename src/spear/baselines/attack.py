@@ -26,17 +26,6 @@ class Attack(Protocol):
 
     What rivals need and `invert` does not is given beside the update. All attacks take all of it, so
     that they are called alike; none returns anything certified.
-
-    Args:
-        view: one layer as the server sees it, from `spear.observe`.
-        model: the model the client was sent; it is run on guesses, and not changed.
-        labels: (b,) class indices, in any order; their number is the batch size.
-        shape: of one sample, such as (3, 32, 32); needed for total variation.
-        bounds: lowest and highest value of an input, see `pixel_bounds`.
-        loss: the client's loss; cross-entropy unless given.
-        generator: randomness of the start.
-        max_seconds: stop after this long and return what there is. Ctrl-C does the same.
-        on_progress: called with a `Progress` a few times a second.
     """
 
     def invert(
@@ -51,7 +40,21 @@ class Attack(Protocol):
         generator: torch.Generator | None = None,
         max_seconds: float | None = None,
         on_progress: Callable[[Progress], None] | None = None,
-    ) -> Inversion: ...
+    ) -> Inversion:
+        """An approximation of the batch.
+
+        Args:
+            view: one layer as the server sees it, from `spear.observe`.
+            model: the model the client was sent; it is run on guesses, and not changed.
+            labels: (b,) class indices, in any order; their number is the batch size.
+            shape: of one sample, such as (3, 32, 32); needed for total variation.
+            bounds: lowest and highest value of an input, see `pixel_bounds`.
+            loss: the client's loss; cross-entropy unless given.
+            generator: randomness of the start.
+            max_seconds: stop after this long and return what there is. Ctrl-C does the same.
+            on_progress: called with a `Progress` a few times a second.
+        """
+        ...
 
 
 def pixel_bounds(mean: Sequence[float], std: Sequence[float]) -> Bounds:

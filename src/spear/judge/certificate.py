@@ -238,7 +238,9 @@ def _composed(
 ) -> Certificate:
     """What all rulings together leave."""
     certified = torch.ones_like(found.precise)
-    cause, doubts = Cause.PROVED, []
+    cause, doubts = Cause.PROVED, list[str]()
+    if found.view.clipped_apart:  # told: whatever else does not fit likely follows from it
+        rulings = [_clipped_apart(found), *rulings]
     for ruling in rulings:
         lost = int((~ruling.excluded).sum())
         if lost:
@@ -261,7 +263,7 @@ def _composed(
         labels,
         whole,
         cause,
-        tuple(doubts),
+        tuple(dict.fromkeys(doubts)),
         assumptions,
         remark,
     )
