@@ -68,7 +68,7 @@ def audit(
     model: Annotated[str | None, _about(help=_MODEL)] = None,
     data: Annotated[str | None, _about(help=_DATA)] = None,
     loss: Annotated[str | None, _about(help=_LOSS)] = None,
-    shape: Annotated[str | None, _about(help="Of a picture: 3x32x32.")] = None,
+    shape: Annotated[str | None, _about(help="Shape of a picture: 3x32x32.")] = None,
     mean: Annotated[str, _about(help="Subtracted from pixels.")] = "0",
     std: Annotated[str, _about(help="Pixels were divided by.")] = "1",
     trained_steps: Annotated[int, _about(min=0, max=MOST_TRIALS, help=_TRAINED)] = 0,
@@ -89,13 +89,13 @@ def audit(
     dataset_size: told.DatasetSize = None,
     steps: told.Steps = 1,
     training_rounds: Annotated[
-        int, _cost(min=0, max=MOST_TRIALS, help="Of training; 0 leaves it out.")
+        int, _cost(min=0, max=MOST_TRIALS, help="Rounds of training; 0 leaves it out.")
     ] = 150,
     training_seeds: Annotated[int, _cost(**_COUNT, help="Runs of each training.")] = 3,
     server_lr: Annotated[float, _cost(help="Learning rate of the server.")] = 0.05,
     repeats: Annotated[int, _run(**_COUNT, help="Private batches a setting.")] = 5,
-    seed: Annotated[int, _run(min=0, max=LARGEST_SEED, help="Of the first.")] = 0,
-    max_seconds: Annotated[float, _run(help="Of one attack.")] = 60,
+    seed: Annotated[int, _run(min=0, max=LARGEST_SEED, help="Seed of the first batch.")] = 0,
+    max_seconds: Annotated[float, _run(help="Time limit of one attack, in seconds.")] = 60,
     workers: Annotated[
         int | None, _run(min=1, max=MOST_WORKERS, help="Processes; one per core.")
     ] = None,

@@ -16,10 +16,7 @@ console = PlainConsole()
 
 
 def bench(
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(help="As data:BxM or data:BxM:raw; those of the README without any."),
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Argument()] = None,
     batches: Annotated[
         int, typer.Option(min=1, max=MOST_TRIALS, help="Fresh batches per setting.")
     ] = 20,
@@ -27,7 +24,9 @@ def bench(
     compare: Annotated[
         int, typer.Option(min=0, help="Batches per setting that the sampling finder inverts too.")
     ] = 0,
-    max_seconds: Annotated[float, typer.Option(help="Per inversion.")] = 600,
+    max_seconds: Annotated[
+        float, typer.Option(help="Time limit of one inversion, in seconds.")
+    ] = 600,
     workers: Workers = None,
     data: Data = None,
     out: Annotated[Path, typer.Option(help="Where rows are appended.")] = Path("frontier.jsonl"),
@@ -35,7 +34,10 @@ def bench(
     only_draw: OnlyDraw = False,
     again: Again = False,
 ) -> None:
-    """Measure the engine on fresh batches of real images: exact rate, time, memory, PSNR."""
+    """Measure the engine on fresh batches of real images: exact rate, time, memory, PSNR.
+
+    A setting is data:BxM or data:BxM:raw, such as cifar10:20x200; without any, those of the README.
+    """
     from spear.cli.output_files import writable
     from spear.experiments import frontier
     from spear.experiments.common import Plan, drawing, reproduce

@@ -74,14 +74,17 @@ def check(
     ] = None,
     difference: Annotated[
         Path | None,
-        typer.Option(help="Or these minus those it was sent.", rich_help_panel=_WHAT),
+        typer.Option(
+            help="Or the difference: weights it sent back minus weights it was sent.",
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     layer: Annotated[
         str | None, typer.Option(help="Judge this layer.", rich_help_panel=_WHAT)
     ] = None,
     shape: Annotated[
         str | None,
-        typer.Option(help="Of one input: 3x32x32, or 784.", rich_help_panel=_WHAT),
+        typer.Option(help="Shape of one input: 3x32x32, or 784.", rich_help_panel=_WHAT),
     ] = None,
     data: Annotated[
         str | None,
@@ -118,7 +121,9 @@ def check(
     delta: told.Delta = 1e-5,
     dataset_size: told.DatasetSize = None,
     steps: told.Steps = 1,
-    max_seconds: Annotated[float, typer.Option(help="Of one search.", min=0.1)] = 10.0,
+    max_seconds: Annotated[
+        float, typer.Option(help="Time limit of one search, in seconds.", min=0.1)
+    ] = 10.0,
     json: Annotated[
         Path | None,
         typer.Option(

@@ -23,7 +23,7 @@ def demo(
     depth: Annotated[int, typer.Option(help="Linear layers of the network.")] = 6,
     pixels: Annotated[int, typer.Option(help="Photos are pixels x pixels.")] = 64,
     seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, help="Of weights, photos and search.")
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of weights, photos and search.")
     ] = 0,
     finder: Annotated[str, typer.Option(help="How directions are found.")] = "cascade",
     max_seconds: Annotated[float | None, typer.Option(help="Stop after this long.")] = None,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 console = PlainConsole()
 # Options that `spear bench` has as well.
-Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first batch.")]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the first batch.")]
 Data = Annotated[Path | None, typer.Option(envvar="SPEAR_DATA", help="Folder with the datasets.")]
 Workers = Annotated[
     int | None,
@@ -34,9 +34,7 @@ OnlyDraw = Annotated[
 
 
 def reproduce(
-    experiments: Annotated[
-        list[str] | None, typer.Argument(help="Names as --list shows them, or all.")
-    ] = None,
+    experiments: Annotated[list[str] | None, typer.Argument()] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Show what there is.")] = False,
     batches: Annotated[
         int | None,
@@ -56,13 +54,17 @@ def reproduce(
     again: Again = False,
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     address: Annotated[
-        str | None, typer.Option(help="Of the Ray cluster; starts one here unless given.")
+        str | None,
+        typer.Option(help="Address of the Ray cluster; one is started here unless given."),
     ] = None,
     only_draw: OnlyDraw = False,
     page: Annotated[Path | None, typer.Option(help="Draw everything on one Markdown page.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
 ) -> None:
-    """Run the paper's tables and figures, and draw them with the paper's figures beside ours."""
+    """Run the paper's tables and figures, and draw them with the paper's figures beside ours.
+
+    Experiments have the names that --list shows; "all" stands for all of them.
+    """
     from spear.experiments.common import catalogue
     from spear.experiments.common import page as pages
     from spear.experiments.common import reproduce as flow
