@@ -29,8 +29,7 @@ def attacked(images, model, x, update, max_seconds=3.0):
     return result, found
 
 
-@pytest.mark.parametrize("name", ["cifar10", "tiny_imagenet"])
-@pytest.mark.parametrize("norm", [1e-2, 1.0])
+@pytest.mark.parametrize(("name", "norm"), [("cifar10", 1e-2), ("tiny_imagenet", 1.0)])
 def test_clipping_a_whole_update_protects_nobody(name, norm, data_root):
     images, model, x, _, update = real_update(data_root, name)
     clipped = defences.clip(update, norm)
@@ -39,8 +38,7 @@ def test_clipping_a_whole_update_protects_nobody(name, norm, data_root):
     assert found.worst > 100
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize(("clients", "each"), [(4, 5), (2, 10)])
+@pytest.mark.parametrize(("clients", "each", "reduction"), [(4, 5, "mean"), (2, 10, "sum")])
 def test_secure_aggregation_is_one_larger_batch(clients, each, reduction, data_root):
     images, model, x, y, _ = real_update(data_root, "tiny_imagenet")
     parts = zip(x.split(each), y.split(each), strict=True)
@@ -72,9 +70,8 @@ def test_bfloat16_and_eight_bits_leave_pictures(data_root):
         assert "noise" in result.explanation
 
 
-@pytest.mark.parametrize("name", ["cifar10", "tiny_imagenet"])
-def test_sixteen_bits_protect_nobody(name, data_root):
-    images, model, x, _, update = real_update(data_root, name)
+def test_sixteen_bits_protect_nobody(data_root):
+    images, model, x, _, update = real_update(data_root)
     result, found = attacked(images, model, x, defences.quantise(update, 16))
     assert result.outcome is Outcome.EXACT
     assert found.worst > 90

@@ -24,9 +24,9 @@ psutil = pytest.importorskip("psutil", reason="comes with the docs extra")
 from spear.errors import ClusterError, DataError, InvalidOption
 from spear.integrations import ray_session
 from spear.integrations.ray import RayEngine, RayExecutor
-from spear.trials import LocalEngine, RowFile, Status
+from spear.trials import RowFile, Status, Trial
 from spear.trials.trial import measure
-from support.trial_work import grid, squared, trial, wait_for, work
+from support.trial_work import attack, grid, squared, trial, wait_for, work
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = """
@@ -156,31 +156,30 @@ def at_once(trials, job):
     return {row.key: (row.result, dict(pictures)) for row, pictures in rows}
 
 
-def test_reproduce_gives_the_same_rows_on_both_engines(cluster, tmp_path):
-    found = {}
-    for engine in (["local", "--workers", "1"], ["ray", "--address", cluster.address]):
-        folder = tmp_path / engine[0]
-        command = [sys.executable, "-m", "spear", "reproduce", "tiny", "--engine", *engine]
-        command += ["--results", str(folder), "--data", str(tmp_path)]
-        done = subprocess.run(
-            command,
-            env=cluster.environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "tiny: 4 of 4" in done.stdout
-        assert done.stderr == ""  # Ray is quiet
-        rows = RowFile(folder, "tiny").rows()
-        assert {row.engine for row in rows.values()} == {engine[0]}
-        pictures = {name for row in rows.values() for name in row.pictures.values()}
-        assert {path.name for path in (folder / "pictures").iterdir()} == pictures
-        found[engine[0]] = {key: row.result for key, row in rows.items()}
-    assert len(found["local"]) == 4
-    assert found["local"] == found["ray"]
+def test_reproduce_runs_on_a_cluster_and_gives_the_rows_of_this_process(cluster, tmp_path):
+    command = [sys.executable, "-m", "spear", "reproduce", "tiny", "--data", str(tmp_path)]
+    command += [
+        "--engine",
+        "ray",
+        "--address",
+        cluster.address,
+        "--results",
+        str(tmp_path / "rows"),
+    ]
+    options = {"env": cluster.environment, "cwd": tmp_path, "timeout": 120}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stderr
+    assert "tiny: 4 of 4" in done.stdout
+    assert done.stderr == ""  # Ray is quiet
+    rows = RowFile(tmp_path / "rows", "tiny").rows()
+    assert {row.engine for row in rows.values()} == {"ray"}
+    pictures = {name for row in rows.values() for name in row.pictures.values()}
+    assert {path.name for path in (tmp_path / "rows" / "pictures").iterdir()} == pictures
+    trials = [Trial("tiny", {"b": b}, seed) for b in (3, 4) for seed in (0, 1)]
+    here = at_once(trials, attack)
+    assert {key: row.result for key, row in rows.items()} == {
+        k: row for k, (row, _) in here.items()
+    }
 
 
 def test_a_wrong_address_is_told_in_one_sentence(cluster, tmp_path, monkeypatch):
@@ -257,13 +256,13 @@ def test_a_connection_that_is_there_is_not_swapped(joined):
         list(RayEngine(joined.address).run(grid(1), work, print))
 
 
-def test_rows_are_those_of_the_local_engine_and_come_from_both_machines(joined, tmp_path):
+def test_rows_are_those_of_this_process_and_come_from_both_machines(joined, tmp_path):
     trials = [trial(0, "meets"), trial(1, "meets"), *grid(8)[2:]]
     said = []
     job = partial(work, folder=str(tmp_path))
     there = results(RayEngine(), trials, job, said.append)
     assert len(list(tmp_path.glob("at-*"))) == 2
-    assert there == results(LocalEngine(2), trials, job)
+    assert there == at_once(trials, partial(work, folder=str(tmp_path)))
     assert {row["outcome"] for row, _ in there.values()} == {"EXACT"}
     assert {row["metrics"]["threads"] for row, _ in there.values()} == {1}
     assert {step.key for step in said} <= set(there)
@@ -286,13 +285,13 @@ def test_a_trial_whose_worker_is_killed_runs_again(joined, tmp_path):
 
 def test_what_goes_wrong_is_a_row(joined):
     trials = [trial(0, "dies"), trial(1, "raises"), trial(2, "hangs"), *grid(5)[3:]]
-    rows = [row for row, _ in RayEngine(max_seconds=10).run(trials, work, lambda step: None)]
+    rows = [row for row, _ in RayEngine(max_seconds=6).run(trials, work, lambda step: None)]
     assert {row.engine for row in rows} == {"ray"}
     ends = {row.seed: (row.status, row.error) for row in rows}
     assert ends == {
         0: (Status.FAILED, "its worker died 3 times (WorkerCrashedError)"),
         1: (Status.FAILED, "ValueError: no such thing"),
-        2: (Status.TIMED_OUT, "stopped after 10 s"),
+        2: (Status.TIMED_OUT, "stopped after 6 s"),
         3: (Status.DONE, None),
         4: (Status.DONE, None),
     }

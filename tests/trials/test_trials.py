@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -65,13 +64,12 @@ def script(words, **options):
     )
 
 
-def test_rows_do_not_depend_on_the_number_of_workers():
-    trials = grid(6)
+def test_rows_are_the_same_in_this_process_and_in_workers():
+    trials = grid(4)
     here = [measure(each, work, silent, "local") for each in trials]
     expected = {row.key: (row.result, dict(pictures)) for row, pictures in here}
     assert {row["outcome"] for row, _ in expected.values()} == {"EXACT"}
-    for workers in (1, 3):
-        assert rows_of(LocalEngine(workers), trials) == expected
+    assert rows_of(LocalEngine(2), trials) == expected
 
 
 def test_a_killed_worker_s_trial_runs_again_and_one_that_always_dies_fails(tmp_path):
@@ -94,15 +92,15 @@ def test_a_killed_worker_s_trial_runs_again_and_one_that_always_dies_fails(tmp_p
 def test_what_goes_wrong_is_a_row_and_time_is_limited():
     trials = [trial(0, "raises"), trial(1, "hangs"), *grid(4)[2:]]
     began = time.monotonic()
-    rows = [row for row, _ in LocalEngine(2, max_seconds=10).run(trials, work, silent)]
+    rows = [row for row, _ in LocalEngine(2, max_seconds=6).run(trials, work, silent)]
     assert time.monotonic() - began < 200
     assert {row.seed: (row.status, row.error) for row in rows} == {
         0: (Status.FAILED, "ValueError: no such thing"),
-        1: (Status.TIMED_OUT, "stopped after 10 s"),
+        1: (Status.TIMED_OUT, "stopped after 6 s"),
         2: (Status.DONE, None),
         3: (Status.DONE, None),
     }
-    assert next(row for row in rows if row.seed == 1).took >= 10
+    assert next(row for row in rows if row.seed == 1).took >= 6
 
 
 def test_what_is_missing_comes_up_and_leaves_no_worker(tmp_path):
@@ -127,22 +125,20 @@ def test_without_ray_the_engine_says_what_to_install(monkeypatch):
         importlib.import_module("spear.integrations.ray")
 
 
-def test_a_run_that_is_killed_again_and_again_goes_on_where_it_stopped(tmp_path):
-    n, chance = 10, random.Random(0)
+def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path):
+    n = 10
     file = tmp_path / "tiny.jsonl"
 
     def lines():
         return file.read_bytes().count(b"\n") if file.exists() else 0
 
     words = "from support.trial_work import run, trial; run({!r}, {}, 2, {})"
-    for _ in range(2):  # one worker is busy for minutes when the run is killed
-        process = script(words.format(str(tmp_path), n, "[trial(99, 'hangs')]"))
-        wanted = lines() + chance.randint(0, 4)
-        wait_for(lambda wanted=wanted: lines() >= wanted and list(tmp_path.glob("pid-*")))
-        time.sleep(chance.uniform(0, 0.3))
-        process.kill()
-        process.wait()
-        process.stderr.close()
+    # One worker is busy for minutes when the run is killed.
+    process = script(words.format(str(tmp_path), n, "[trial(99, 'hangs')]"))
+    wait_for(lambda: lines() >= 3)
+    process.kill()
+    process.wait()
+    process.stderr.close()
     assert lines() < n
     _, told = script(words.format(str(tmp_path), n, "[]")).communicate(timeout=100)
     assert told == ""
