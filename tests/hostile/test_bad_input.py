@@ -87,7 +87,7 @@ def test_wrong_options_are_told(folder, arguments):
     "arguments",
     [
         "invert --weights w.pt --update g.pt --seed 99999999999999999999999",
-        "bench --threads 99999999999999999999999",
+        "bench --workers 99999999999999999999999",
         "audit --workers 99999999999999999999999",
         "audit --repeats 99999999999999999999999",
         "audit --width 99999999999999999999999",
