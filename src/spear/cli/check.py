@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from spear.cli import options as told
 from spear.cli.console import PlainConsole
+from spear.cli.options import option
 from spear.cli.output_files import apart, existing, writable, write
 from spear.errors import InvalidOption
 
@@ -51,54 +52,27 @@ Exit codes: 0 not exposed, 10 partly or unknown, 20 exposed, 2 bad input."""
 
 def check(
     model: Annotated[
-        str | None,
-        typer.Option(help="package.module:factory or file.py:factory.", rich_help_panel=_WHAT),
+        str | None, option(_WHAT, "package.module:factory or file.py:factory.")
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(
-            help="Weights clients are sent: .safetensors, .npz or .pt. Alone, a plain MLP is assumed.",
-            rich_help_panel=_WHAT,
-        ),
+        option(_WHAT, "The weights clients are sent; a plain MLP needs no model beside them."),
     ] = None,
     update: Annotated[
-        Path | None,
-        typer.Option(
-            help="Gradients one client sent: these are inverted, nothing is rehearsed.",
-            rich_help_panel=_WHAT,
-        ),
+        Path | None, option(_WHAT, "Gradients that a client sent: inverted instead of a rehearsal.")
     ] = None,
-    after: Annotated[
-        Path | None,
-        typer.Option(help="Or the weights it sent back.", rich_help_panel=_WHAT),
-    ] = None,
+    after: Annotated[Path | None, option(_WHAT, "Or the weights it sent back.")] = None,
     difference: Annotated[
-        Path | None,
-        typer.Option(
-            help="Or the difference: weights it sent back minus weights it was sent.",
-            rich_help_panel=_WHAT,
-        ),
+        Path | None, option(_WHAT, "Or the weights sent back minus the weights received.")
     ] = None,
-    layer: Annotated[
-        str | None, typer.Option(help="Judge this layer.", rich_help_panel=_WHAT)
-    ] = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(help="Shape of one input: 3x32x32, or 784.", rich_help_panel=_WHAT),
-    ] = None,
+    layer: Annotated[str | None, option(_WHAT, "Judge this layer.")] = None,
+    shape: Annotated[str | None, option(_WHAT, "Shape of one input: 3x32x32, or 784.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            help="Made-up data: photos, pixels (in [0, 1]), drawings, table or numbers; all that fit "
-            "unless given.",
-            rich_help_panel=_WHAT,
-        ),
+        option(_WHAT, "Made-up photos, pixels (in [0, 1]), drawings, table or numbers; or all."),
     ] = None,
     mode: Annotated[
-        str | None,
-        typer.Option(
-            help="train or eval; as the factory leaves it unless given.", rich_help_panel=_WHAT
-        ),
+        str | None, option(_WHAT, "train or eval; by default as the factory leaves it.")
     ] = None,
     samples: told.Samples = None,
     lr: told.Lr = None,
@@ -125,14 +99,9 @@ def check(
         float, typer.Option(help="Time limit of one search, in seconds.", min=0.1)
     ] = 10.0,
     json: Annotated[
-        Path | None,
-        typer.Option(
-            help="As JSON (spear.load reads it); - is the terminal.", rich_help_panel=_WRITE
-        ),
+        Path | None, option(_WRITE, "The result as JSON, for spear.load; - prints it.")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="The report: one HTML file.", rich_help_panel=_WRITE)
-    ] = None,
+    report: Annotated[Path | None, option(_WRITE, "The report: one HTML file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
 ) -> None:
     """Rehearse the attack with made-up data: are this model and protocol exposed, and why?"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from pathlib import Path
@@ -41,7 +40,7 @@ def _array(path: Path, opened: ZipFile, entry: ZipInfo) -> Tensor:
     if name == entry.filename:
         raise InvalidFile(f"{path}: expected arrays (.npy) in it, got {name!r:.80}")
     with opened.open(entry) as file:
-        shape, fortran, dtype = _header(file)
+        shape, dtype = _header(file)
         if dtype.kind not in "fiub":
             raise InvalidFile(
                 f"{path}: {name!r:.80} holds {str(dtype)[:40]}, expected numbers (pickled objects are "
@@ -50,25 +49,13 @@ def _array(path: Path, opened: ZipFile, entry: ZipInfo) -> Tensor:
         whole, room = checked_bytes(shape, dtype.itemsize), entry.file_size - file.tell()
         if whole != room:
             raise ValueError(f"{name!r:.80} says it has {whole:,} bytes, and has {room:,}")
-        values = np.empty(math.prod(shape), dtype)
-        _fill(values, file)
-    return _tensor(path, name, values.reshape(shape, order="F" if fortran else "C"))
+    with opened.open(entry) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Python 2 having written it
+        return _tensor(path, name, np.lib.format.read_array(file, allow_pickle=False))
 
 
-def _fill(values: np.ndarray[Any, Any], entry: Any) -> None:
-    """Read an entry's next bytes into an array, all of it; EOFError if there are too few."""
-    if not values.size:
-        return
-    room = values.reshape(-1).view(np.uint8).data
-    while room:
-        count = entry.readinto(room[: 2**24])
-        if not count:
-            raise EOFError("it ends too soon")
-        room = room[count:]
-
-
-def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, Fortran order and dtype; ValueError for what is no header."""
+def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype; ValueError for what is no header."""
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
@@ -79,10 +66,10 @@ def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Python 2 having written it
-            shape, fortran, dtype = readers[version](file, max_header_size=_HEADER)
+            shape, _, dtype = readers[version](file, max_header_size=_HEADER)
     except Exception as error:  # Python's own parser reads it, which may raise anything
         raise ValueError(f"the header of an array is none ({type(error).__name__})") from error
-    return shape, bool(fortran), dtype
+    return shape, dtype
 
 
 def _tensor(path: Path, name: str, array: np.ndarray[Any, Any]) -> Tensor:
