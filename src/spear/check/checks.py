@@ -50,8 +50,7 @@ def preflight(
     """Tell whether a model and a protocol are exposed, by a rehearsal on made-up data.
 
     Args:
-        model: as clients train it, in the mode (train or eval) they train it in. None if there is only an
-            update.
+        model: as clients train it, in their mode (train or eval). None if there is only an update.
         update: a real update, if you have one: it is inverted instead of rehearsing.
         layer: the layer to judge; by default the one an attack would choose.
         input_shape: shape of one input; guessed unless given.
@@ -152,7 +151,7 @@ def _unattackable(
     protocol: Protocol,
     remarks: list[Remark | None],
 ) -> Preflight:
-    """The verdict where no layer stands next to a ReLU: does that protect, or can another attack get in?"""
+    """The verdict if no layer stands next to a ReLU: does that protect, or can other attacks get in?"""
     layers = [layer for layer in structure.layers if name in (None, layer.name)]
     divides = next((layer for layer in layers if layer.divides), None)
     near = next((layer for layer in layers if layer.near), None)
@@ -290,7 +289,7 @@ class _Case:
     def _by_theory(
         self, layer: LayerView, why: Declined, hidden: Remark | None, remarks: list[Remark | None]
     ) -> Preflight:
-        """The verdict without a rehearsal: a small batch under a plain protocol is expected to come back."""
+        """The verdict without a rehearsal: small batches under plain protocols are expected to come back."""
         samples = self.protocol.total or _GUESSED_BATCH
         plain = self.protocol.undefended == self.protocol and self.protocol.is_sgd
         fits = NEURONS_PER_SAMPLE * samples <= layer.outputs and samples < layer.inputs
@@ -349,8 +348,8 @@ def _of_update(
     seen = result.batch_size
     if seen and protocol.total not in (None, seen):
         words = (
-            f"The update shows {seen} samples, but {protocol.total} were stated: duplicates and samples "
-            "with a vanishing gradient do not show."
+            f"The update shows {seen} samples, but {protocol.total} were stated: duplicates and "
+            "samples with a vanishing gradient do not show."
         )
         remarks.append(Remark(Level.NOTE, "batch size", words))
     happened = found.headline[0].lower() + found.headline[1:].removesuffix(".")

@@ -64,8 +64,8 @@ def concluded(
     structure: ModelStructure,
     layer: LayerView | None = None,
 ) -> Preflight:
-    """The verdict in full. `happened` is a sentence without its full stop; a layer that does not read
-    the data itself weakens "exposed" to "partly exposed"."""
+    """The verdict in full. `happened` is a sentence without its full stop; a layer's limit
+    weakens "exposed" to "partly exposed"."""
     if reached in (Exposure.EXPOSED, Exposure.PARTLY) and layer is not None and layer.limit:
         reached = Exposure.PARTLY
         happened += f", but {layer.limit}"

@@ -45,7 +45,8 @@ def modes(model: nn.Module) -> Remark | None:
     if at_work := with_modes(model, at_work=True):
         words = (
             f"Dropout or batch norm is at work ({_listed(at_work)}, in train mode), which a replay "
-            "cannot repeat. That usually prevents the proof, not the recovery. Do not take it for protection."
+            "cannot repeat. That usually prevents the proof, not the recovery. Do not take it for "
+            "protection."
         )
         return Remark(Level.NOTE, "train mode", words)
     if with_modes(model, at_work=False):
@@ -108,7 +109,8 @@ def in_disguise(layer: LayerView) -> Remark:
     """A layer that SPEAR refuses as it stands, but that could be attacked once rewritten."""
     words = (
         f"SPEAR refuses layer {layer.name!r} ({layer.report.why}), but {layer.near}: its gradient is "
-        "as sparse as behind a plain ReLU. An attacker can rewrite the layer and attack it; do not rely on this."
+        "as sparse as behind a plain ReLU. An attacker can rewrite the layer and attack it; do not rely "
+        "on this."
     )
     return Remark(Level.EXPOSED, "a ReLU in disguise", words)
 
@@ -175,8 +177,8 @@ def epsilon(noise: Noise, privacy: Privacy) -> Remark | None:
         return None
     if noise.multiplier is None:
         words = (
-            "No epsilon is stated: it is defined only if the gradients of a known number of samples are "
-            "clipped one by one, or the whole update is clipped."
+            "No epsilon is stated: it is defined only if the gradients of a known number of samples "
+            "are clipped one by one, or the whole update is clipped."
         )
     elif noise.epsilon is None:
         words = "Stating epsilon takes Opacus: pip install 'spear-fl[opacus]'."

@@ -32,7 +32,7 @@ class LayerView:
     unseen: bool = False
     """True if the layer could not be judged."""
     divides: bool = False
-    """Are its weight and bias gradients sent as they are? A lone sample's input is then their quotient."""
+    """Are its weight and bias gradients sent as is? A lone sample's input is then their quotient."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class LayerView:
 
     @property
     def limit(self) -> str:
-        """Why what comes back is not the data itself, to end a sentence with; empty if it is the data."""
+        """Why what comes back is not the data itself, to end a sentence with; empty if it is."""
         if self.report.caveat is not None:
             return "dropout or batch norm changed the data before the layer"
         known = self.report.reads_data or self.unseen
@@ -125,7 +125,7 @@ def examine(model: nn.Module) -> ModelStructure:
 
 
 def with_modes(model: nn.Module, *, at_work: bool) -> list[str]:
-    """Names of its dropouts and batch norms in train mode (`at_work`), or else of those in eval mode."""
+    """Names of its dropouts and batch norms in train mode (`at_work`), or of those in eval mode."""
     return [
         name
         for name, module in model.named_modules()

@@ -143,8 +143,8 @@ class Stage:
         return Rehearsal(kind, compare(found, truth), int(result.certified.sum()), result.cause)
 
     def _view(self, sent: Sent) -> LayerUpdate:
-        """The layer as the server sees it. A layer that could not be traced is taken to have a ReLU behind
-        it, and updates of other optimisers are tried as if they came from SGD."""
+        """The layer as the server sees it. A layer that could not be traced is taken to have a ReLU
+        behind it, and updates of other optimisers are tried as if they came from SGD."""
         as_sgd = replace(sent.protocol, optimizer="sgd", sigma=None)
         sent = replace(sent, protocol=as_sgd if not sent.protocol.is_sgd else sent.protocol)
         if self.layer.attackable:
