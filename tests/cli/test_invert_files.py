@@ -477,7 +477,7 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, case):
         ("--weights", weights, "--update", update, "--layer", "fc"): "no linear layer 'fc'",
         ("--weights", weights, "--update", update, "--shape", "3x5x5"): "the layer has 48 inputs",
         ("--weights", weights, "--update", update, "--shape", "big"): "expected --shape like",
-        ("--weights", weights, "--update", update, "--loss", "hinge"): "expected a loss of",
+        ("--weights", weights, "--update", update, "--loss", "hinge"): "expected one of the losses",
         (
             "--weights",
             weights,

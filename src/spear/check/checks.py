@@ -289,7 +289,7 @@ class _Case:
     def _by_theory(
         self, layer: LayerView, why: Declined, hidden: Remark | None, remarks: list[Remark | None]
     ) -> Preflight:
-        """The verdict without a rehearsal: small batches under plain protocols are expected to come back."""
+        """The verdict without a rehearsal: a small batch under a plain protocol should come back."""
         samples = self.protocol.total or _GUESSED_BATCH
         plain = self.protocol.undefended == self.protocol and self.protocol.is_sgd
         fits = NEURONS_PER_SAMPLE * samples <= layer.outputs and samples < layer.inputs

@@ -109,8 +109,8 @@ def in_disguise(layer: LayerView) -> Remark:
     """A layer that SPEAR refuses as it stands, but that could be attacked once rewritten."""
     words = (
         f"SPEAR refuses layer {layer.name!r} ({layer.report.why}), but {layer.near}: its gradient is "
-        "as sparse as behind a plain ReLU. An attacker can rewrite the layer and attack it; do not rely "
-        "on this."
+        "as sparse as behind a plain ReLU. An attacker can rewrite the layer and attack it; do not "
+        "rely on this."
     )
     return Remark(Level.EXPOSED, "a ReLU in disguise", words)
 

@@ -68,7 +68,7 @@ class Dataset:
         looked = f"expected {expected or self.expected}"
         for name in self.archives:
             if (root / name).is_file():
-                return f"{looked}, found {name}, which must be unpacked first: {self.source.line(root)}"
+                return f"{looked}, found {name}, which must be unpacked: {self.source.line(root)}"
         return f"{looked}. It is at {self.source.page}: {self.source.line(root)}"
 
     def split(self, root: Path, folder: Path, files: Sequence[str], split: str) -> list[Path]:

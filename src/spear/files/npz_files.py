@@ -1,4 +1,4 @@
-"""Archives of numpy.savez: every array's header is held against what its entry really holds."""
+"""Archives of numpy.savez: each array's header is checked against what its entry really holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     """The arrays of an archive by name; those without names are a list: "0", "1", ..."""
     with path.open("rb") as file:
         if file.read(6) == b"\x93NUMPY":
-            raise InvalidFile(f"{path} holds one array, expected an archive as numpy.savez writes")
+            raise InvalidFile(f"{path} holds one array, expected an archive of numpy.savez")
     with archive(path, ".npz of numbers") as opened:
         tensors = {
             entry.filename.removesuffix(".npy"): _array(path, opened, entry)
@@ -49,14 +49,14 @@ def _array(path: Path, opened: ZipFile, entry: ZipInfo) -> Tensor:
             )
         whole, room = checked_bytes(shape, dtype.itemsize), entry.file_size - file.tell()
         if whole != room:
-            raise ValueError(f"{name!r:.80} says it has {whole:,} bytes, and has {room:,}")
+            raise ValueError(f"{name!r:.80} claims {whole:,} bytes but has {room:,}")
         values = np.empty(math.prod(shape), dtype)
         _fill(values, file)
     return _tensor(path, name, values.reshape(shape, order="F" if fortran else "C"))
 
 
 def _fill(values: np.ndarray[Any, Any], entry: Any) -> None:
-    """Read an entry's next bytes into an array, all of it; EOFError if there are too few."""
+    """Fill the whole array with an entry's next bytes; EOFError if there are too few."""
     if not values.size:
         return
     room = values.reshape(-1).view(np.uint8).data
@@ -68,7 +68,7 @@ def _fill(values: np.ndarray[Any, Any], entry: Any) -> None:
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, Fortran order and dtype; ValueError for what is no header."""
+    """Shape, Fortran order and dtype; ValueError if the header is invalid."""
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
@@ -78,10 +78,10 @@ def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         raise ValueError(f"an array is of format {version}, expected 1.0 or 2.0")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Python 2 having written it
+            warnings.simplefilter("ignore")  # that Python 2 wrote it
             shape, fortran, dtype = readers[version](file, max_header_size=_HEADER)
     except Exception as error:  # Python's own parser reads it, which may raise anything
-        raise ValueError(f"the header of an array is none ({type(error).__name__})") from error
+        raise ValueError(f"the header of an array is invalid ({type(error).__name__})") from error
     return shape, bool(fortran), dtype
 
 
