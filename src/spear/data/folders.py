@@ -57,7 +57,7 @@ def tiny_imagenet(root: Path, split: str = "val") -> ImageData:
 
 
 def imagenet(root: Path, pixels: int = 720, rescaled: bool = False) -> ImageData:
-    """ImageNet validation photos, one folder per class as in `imagenet/val`, cropped at the centre.
+    """ImageNet validation photos, one folder per class as in `imagenet/val`, centre-cropped.
 
     Class folders are named by index, `000` to `999`, or by WordNet id, and then numbered in sorted order.
     Photos whose shorter side is below `pixels` are left out. The others keep their scale, unless
@@ -146,7 +146,7 @@ def _annotated(folder: Path, base: Path) -> list[tuple[Path, int]]:
 
 
 def _sorted_by_class(folder: Path, base: Path) -> list[tuple[Path, int]]:
-    """Pictures in `<class>` or `<class>/images`, ordered by number (validation) or by class (training)."""
+    """Pictures in `<class>` or `<class>/images`, ordered by number (val) or by class (train)."""
     names = _class_folders(base)
     wnids = _wnids(folder) if os.path.lexists(folder / "wnids.txt") else names
     if set(names) != set(wnids) or len(wnids) != 200:

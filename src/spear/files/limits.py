@@ -48,7 +48,7 @@ def most_unpacked(size: int) -> int:
 
 
 def checked_size(path: Path) -> int:
-    """The size of a regular file; anything else, or a file too large, is refused before it is opened."""
+    """The size of a regular file; anything else, or too large a file, is refused unopened."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):  # a pipe would never end
         raise InvalidFile(f"{path}: expected a file, got a pipe or a device")
