@@ -265,7 +265,7 @@ def test_the_truth_of_another_batch_is_noticed(tmp_path, case):
     files = UpdateFiles(weights, update)
     assert not any("truth" in note for note in invert_files(files, truth=own).findings[0].notes)
     assert (
-        "Is that the batch of this very update?"
+        "Is that really the batch behind this update?"
         in invert_files(files, truth=other).findings[0].notes[-1]
     )
 

@@ -59,7 +59,7 @@ def tiny_imagenet(root: Path, split: str = "val") -> ImageData:
 def imagenet(root: Path, pixels: int = 720, rescaled: bool = False) -> ImageData:
     """ImageNet validation photos, one folder per class as in `imagenet/val`, centre-cropped.
 
-    Class folders are named by index, `000` to `999`, or by WordNet id, and then numbered in sorted order.
+    Class folders are named by index, `000` to `999`, or by WordNet id, numbered in sorted order.
     Photos whose shorter side is below `pixels` are left out. The others keep their scale, unless
     `rescaled`: then the shorter side is scaled down to `pixels` first.
     """

@@ -72,7 +72,7 @@ class Dataset:
         return f"{looked}. It is at {self.source.page}: {self.source.line(root)}"
 
     def split(self, root: Path, folder: Path, files: Sequence[str], split: str) -> list[Path]:
-        """The files of one split; raises `MissingData` if all are missing, `DamagedData` if only some."""
+        """The files of one split; `MissingData` if all are missing, `DamagedData` if only some."""
         absent = [name for name in files if not os.path.lexists(folder / name)]
         if len(absent) == len(files):
             advice = self.advice(Path(root), f"{self.folders[0]}/{files[0]}")

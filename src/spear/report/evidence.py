@@ -14,10 +14,10 @@ from spear.report.report import Cell, Table
 
 MOST_SAMPLES = 64  # shown as pictures or values, of one finding
 MOST_FINDINGS = 500  # shown one by one; the table has all
-MOST_LINES = 300  # of a table, until the reader asks for all
+MOST_LINES = 300  # of a table, until the reader asks for the rest
 MOST_ROWS = 1000  # of a table of certificates
 MOST_COLUMNS = 10  # values of a sample
-MOST_CHARACTERS = 24_000_000  # of all pictures on a page, which can then still be mailed
+MOST_CHARACTERS = 24_000_000  # of all pictures on a page, so that it can still be mailed
 _CERTIFICATE = (
     *("sample", "certified", "approximate", "label found", "true label"),
     *("predicted error", "PSNR (dB)", "original"),
@@ -45,7 +45,7 @@ class Sample:
 
     @property
     def words(self) -> str:
-        """Its state as a reader sees it."""
+        """Its state in words, for the reader."""
         return {
             "missing": "not recovered",
             "certified": "certified, approximate" if self.approximate else "certified",

@@ -98,7 +98,7 @@ class Grid:
 
     @property
     def base(self) -> Setting:
-        """The first value of every list; for noise, that of sigma, else of the multiplier, else of epsilon."""
+        """The first value of every list; for noise: sigma, else multiplier, else epsilon."""
         return self._setting({name: values[0] for name, values in self._lists.items()})
 
     @property

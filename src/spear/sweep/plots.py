@@ -161,7 +161,7 @@ def _utility(panel: Any, x: Sequence[float], points: Points, *, classes: bool) -
 
 
 def _map(sweep: Sweep, found: Sequence[Leakage]) -> Drawing:
-    """Two axes against each other, the others at the base: batches that leak, and that come back whole."""
+    """Two axes against each other, the others at the base: batches that leak, and that come whole."""
     down, across = sorted(sweep.grid.axes, key=lambda a: len(a.points), reverse=True)[:2]
     by_setting = {leakage.setting: leakage for leakage in found}
     rows = along(down, found)

@@ -154,7 +154,7 @@ class PrivateData:
 
 
 def _by_range(x: Tensor) -> ImageFormat:
-    """A format for pictures; if they exceed [0, 1], their darkest and brightest values become 0 and 1."""
+    """A format for pictures; outside [0, 1], their darkest and brightest values become 0 and 1."""
     low, high = float(x.min()), float(x.max())
     shape = (x.shape[1], x.shape[2], x.shape[3])
     within = low >= 0 and high <= 1

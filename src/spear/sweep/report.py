@@ -42,8 +42,8 @@ def leakage_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
         "± of cost": gain("cost_spread"),
     }
     caption = (
-        f"{sweep.repeats} private batches per setting, each with weights of its own. A setting is named by "
-        "what differs from the base."
+        f"{sweep.repeats} private batches per setting, each with weights of its own. A setting is "
+        "named by what differs from the base."
     )
     return _table("Leakage and cost", columns, found, caption)
 
@@ -229,8 +229,8 @@ def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
         f"a picture is recognisable from {PICTURE_DB:.0f} dB PSNR on, if it also beats "
         f"the best flat colour by {BEYOND_FLAT_DB:.0f} dB"
         if data.image_format is not None
-        else "the data are not pictures: errors are in standard deviations of each feature, and a sample "
-        f"is recognisable from {OTHER_DB:.0f} dB on, that is within 0.32 of one"
+        else "the data are not pictures: errors are in standard deviations of each feature, and a "
+        f"sample is recognisable from {OTHER_DB:.0f} dB on, that is within 0.32 of one"
     )
     told = [
         Remark(
@@ -281,8 +281,8 @@ def _unlearnt(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
     if guessing is None or not plain or max(plain) > guessing + _LEARNT:
         return []
     words = (
-        f"Without any defence the model reached {100 * max(plain):.0f} %, while guessing the commonest "
-        f"class gives {100 * guessing:.0f} %: it did not learn, so the costs mean nothing. Give more "
-        "--training-rounds, or another --server-lr."
+        f"Without any defence the model reached {100 * max(plain):.0f} %, while guessing the "
+        f"commonest class gives {100 * guessing:.0f} %: it did not learn, so the costs mean nothing. "
+        "Give more --training-rounds, or another --server-lr."
     )
     return [Remark(Level.NOTE, "training", words)]

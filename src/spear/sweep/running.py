@@ -138,7 +138,7 @@ def local_engine(workers: int | None, subject: Subject) -> LocalEngine:
         pickle.dumps(subject)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InvalidOption(
-            f"the model cannot be sent to worker processes ({error}): name it as package.module:factory, "
-            "or run everything in this process with workers=0"
+            f"the model cannot be sent to worker processes ({error}): name it as "
+            "package.module:factory, or run everything in this process with workers=0"
         ) from error
     return LocalEngine(workers)
