@@ -128,7 +128,7 @@ def _uri(images: Tensor | None, row: int | None, budget: PictureBudget) -> str |
 
 
 def values(finding: Finding, shown: Sequence[Sample]) -> list[tuple[Sample, list[Line]]]:
-    """The first values of each sample, with the originals and the differences where known."""
+    """The first values of each sample, with originals and differences if known."""
     if finding.image_format is not None or finding.inputs is None:
         return []
     return [(sample, list(_lines(finding, sample))) for sample in shown[:MOST_SAMPLES]]
@@ -155,7 +155,7 @@ def _first(rows: Tensor | None, row: int | None) -> list[float] | None:
 
 
 def certificates(finding: Finding, shown: Sequence[Sample]) -> Table:
-    """How far each sample is to be trusted, without the columns that nothing is known for."""
+    """How far to trust each sample; columns without any known value are left out."""
     rows = [_certificate(finding, sample) for sample in shown[:MOST_ROWS]]
     known = {name for row in rows for name, cell in row.items() if cell is not None}
     known -= set() if any(row["approximate"] for row in rows) else {"approximate"}

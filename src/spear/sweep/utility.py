@@ -1,7 +1,7 @@
 """What a setting costs in training: the same model, trained a little under the same protocol.
 
-A small proxy: few rounds, little data, one learning rate. It tells defences that ruin training from
-those that do not, but not what a tuned run would reach.
+A small proxy: few rounds, little data, one learning rate. It shows which
+defences ruin training, but not what a tuned run would reach.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def rival(case: Case, name: str) -> Attack:
 
 
 def known(batch: Batch) -> dict[str, Any]:
-    """What a rival is told of the images."""
+    """What a rival is told about the images."""
     shown = batch.image_format
     assert shown is not None
     bounds = pixel_bounds(shown.mean, shown.std)
