@@ -218,7 +218,7 @@ def _cost(leakage: Leakage, classes: bool) -> str:
     return (
         f" It costs {figure}."
         if cost > spread
-        else f" It costs next to nothing in training ({figure})."
+        else f" Its cost in training is within the spread over runs ({figure})."
     )
 
 
