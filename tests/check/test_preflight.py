@@ -324,7 +324,7 @@ def test_a_sum_is_judged_as_what_the_server_sees():
     assert found.batch_size == 9 * B
     assert found.verdict is not Exposure.EXPOSED
     assert "if the server only sees the sum of 9 clients" in found.headline
-    assert "one client's update by itself: all 8" in said(found, "aggregation")[0].words
+    assert "one client's update by itself, all 8" in said(found, "aggregation")[0].words
 
 
 def test_what_is_too_large_to_rehearse_is_said_so(monkeypatch):

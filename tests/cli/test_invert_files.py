@@ -265,7 +265,7 @@ def test_the_truth_of_another_batch_is_noticed(tmp_path, case):
     files = UpdateFiles(weights, update)
     assert not any("truth" in note for note in invert_files(files, truth=own).findings[0].notes)
     assert (
-        "Is that the batch of this very update?"
+        "Is that really the batch behind this update?"
         in invert_files(files, truth=other).findings[0].notes[-1]
     )
 
@@ -477,7 +477,7 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, case):
         ("--weights", weights, "--update", update, "--layer", "fc"): "no linear layer 'fc'",
         ("--weights", weights, "--update", update, "--shape", "3x5x5"): "the layer has 48 inputs",
         ("--weights", weights, "--update", update, "--shape", "big"): "expected --shape like",
-        ("--weights", weights, "--update", update, "--loss", "hinge"): "expected a loss of",
+        ("--weights", weights, "--update", update, "--loss", "hinge"): "expected one of the losses",
         (
             "--weights",
             weights,

@@ -64,9 +64,9 @@ def test_the_training_file_sets_the_scale_of_both(tmp_path):
         ("39, ", "old, ", "line 2: expected a number for age, got 'old'"),
         ("39, ", "?, ", "line 2: expected a number for age, got '?'"),
         ("39, ", "nan, ", "line 2: expected a number for age, got 'nan'"),
-        ("State-gov", "State-gvo", "line 2: 'State-gvo' is no known workclass"),
-        ("White", "?", "line 2: '?' is no known race"),
-        ("<=50K", "50K", "line 2: expected a label of <=50K, >50K, got '50K'"),
+        ("State-gov", "State-gvo", "line 2: 'State-gvo' is not a known workclass"),
+        ("White", "?", "line 2: '?' is not a known race"),
+        ("<=50K", "50K", "line 2: expected one of the labels <=50K, >50K, got '50K'"),
     ],
 )
 def test_malformed_lines_are_named(tmp_path, old, new, said):

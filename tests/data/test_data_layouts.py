@@ -126,7 +126,7 @@ def test_tiny_imagenet_training_set(tiny):
     images = data.tiny_imagenet(tiny, split="train")
     assert images.labels.tolist() == [i // 2 for i in range(400)]
     (folder / f"{wnid}_1.JPEG").unlink()
-    damaged(lambda: data.tiny_imagenet(tiny, split="train"), "2 of most and 1 of", wnid)
+    damaged(lambda: data.tiny_imagenet(tiny, split="train"), "2 in the largest and 1 in", wnid)
 
 
 @pytest.mark.parametrize("place", ["imagenet", "ImageNet", "imagenet-1k", "."])
@@ -216,7 +216,7 @@ def test_missing_datasets_say_where_to_get_them(tmp_path):
         with pytest.raises(NoDataFolder, match="does not exist"):
             read(tmp_path / "nowhere")
         (tmp_path / "file").touch()
-        with pytest.raises(NoDataFolder, match="is no folder"):
+        with pytest.raises(NoDataFolder, match="is not a folder"):
             read(tmp_path / "file")
     (tmp_path / "cifar-10-python.tar.gz").touch()
     with pytest.raises(

@@ -53,7 +53,7 @@ def test_the_list_names_every_table_and_figure_of_the_paper():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["no_such_thing"], "expected an experiment of prior_work"),
+        (["no_such_thing"], "expected one of the experiments prior_work"),
         (["main"], "expected --data or SPEAR_DATA"),
         (["main", "--data", "no/such/folder"], "no/such/folder"),
         (["main", "--engine", "cloud"], "expected --engine local or ray"),

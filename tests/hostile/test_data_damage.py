@@ -192,7 +192,7 @@ def test_damaged_mnist(tmp_path):
     labels.write_bytes(idx(np.zeros(4, np.uint8)))
     says("3 images", "4 labels")
     labels.write_bytes(idx(np.array([1, 2, 10], np.uint8)))
-    says("labels of 0 to 9, got 10")
+    says("labels from 0 to 9, got 10")
     labels.unlink()
     says("expected t10k-labels-idx1-ubyte as well", "half-copied")
 
@@ -324,7 +324,7 @@ def test_damaged_imagenet(tmp_path):
     (val / "1000").mkdir()
     says("expected classes 0 to 999, got 1,000")
     (val / "1000").rename(val / "cats")
-    says("expected folders of classes, got cats")
+    says("expected one folder per class, got cats")
     (val / "cats").rename(val / "n01440764")
     with pytest.raises(DamagedData, match="by index or by WordNet id, got both"):
         data.imagenet(tmp_path, 40)

@@ -138,7 +138,9 @@ def test_image_scores_state_what_is_missing_and_what_was_not_computed():
     found = metrics.score_images(x[[2, 0, 3]], x)
     assert found.pairs.truth.tolist() == [2, 0, 3]
     assert (found.ssim, found.lpips, found.exact) == (None, None, False)
-    assert str(found.notes["ssim"]) == "not computed: 8 x 8 pixels are less than the window of 11"
+    assert (
+        str(found.notes["ssim"]) == "not computed: 8 x 8 pixels are smaller than the window of 11"
+    )
     assert str(found.notes["lpips"]).startswith("not computed: no weights were given")
     assert metrics.score_images(x, x).exact
     with pytest.raises(InvalidOption, match=r"\(b, C, H, W\)"):

@@ -64,8 +64,8 @@ def wide(width=60):
         ({"precision": "40-bit"}, "2-bit to 16-bit"),
         ({"width": 0}, "width"),
         ({"width": 10**6}, "width <= 100,000"),
-        ({"optimizer": "adam"}, "no clients with optimizer"),
-        ({"clip": 1.0, "clipping": "per-layer"}, "no clients with clipping"),
+        ({"optimizer": "adam"}, "does not support optimizer"),
+        ({"clip": 1.0, "clipping": "per-layer"}, "does not support clipping"),
         ({"samples": 0, "clients": 0, "precision": "half"}, "precision.*samples.*clients"),
     ],
 )

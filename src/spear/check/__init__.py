@@ -1,4 +1,4 @@
-"""Before any attack: what a model and a protocol expose, by a rehearsal on made-up data."""
+"""What a model and a protocol expose, found out before any attack by a rehearsal on made-up data."""
 
 from spear.check.checks import preflight
 from spear.check.conclusion import Exposure, Preflight

@@ -20,8 +20,8 @@ from spear.judge import Cause
 from spear.report import Finding, Level, Remark
 from spear.update import LayerReport, LayerUpdate, Protocol
 
-_GUESSED_BATCH = 8  # where no batch size is told
-NEURONS_PER_SAMPLE = 5  # the engine is at home up to b = m / 5 (docs/settings.md)
+_GUESSED_BATCH = 8  # where no batch size is given
+NEURONS_PER_SAMPLE = 5  # the attack is reliable up to b = m / 5 (docs/settings.md)
 _AUDIT = "real data may differ: measure with yours (spear audit)"
 _HIDDEN = "clipping and noise hide any batch"
 _ORDER = list(Recovery)
@@ -47,20 +47,20 @@ def preflight(
     privacy: Privacy | None = None,
     **told: Any,
 ) -> Preflight:
-    """Say whether a model and a protocol are exposed, by a rehearsal on made-up data.
+    """Tell whether a model and a protocol are exposed, by a rehearsal on made-up data.
 
     Args:
-        model: as clients train it, in the mode they train it in. None if only an update is known.
-        update: one update, if there is one: it is inverted instead.
-        layer: judge this layer; without it, the one an attack would choose.
-        input_shape: of one input; guessed unless given.
-        data: photos, pixels, drawings, table or numbers; all kinds that fit the shape unless given.
-        max_seconds: of one search.
-        tell: called with what is being done.
-        protocol: what clients do, and
-        privacy: what epsilon is counted for; or
-        told: their fields one by one: `samples=20, lr=0.1, epochs=5`. Whoever trains locally is taken
-            to send weights.
+        model: as clients train it, in their mode (train or eval). None if there is only an update.
+        update: a real update, if you have one: it is inverted instead of rehearsing.
+        layer: the layer to judge; by default the one an attack would choose.
+        input_shape: shape of one input; guessed unless given.
+        data: photos, pixels, drawings, table or numbers; by default every kind that fits the shape.
+        max_seconds: time limit of one search.
+        tell: called with a few words on each step as it starts.
+        protocol: what clients do.
+        privacy: what epsilon covers.
+        told: instead of these two, their fields one by one: `samples=20, lr=0.1, epochs=5`. Clients
+            that train locally are taken to send weights.
 
     >>> from spear.federated import mlp
     >>> seen = preflight(mlp(60, 10, width=120, depth=3, seed=0), samples=8, data="table")
@@ -105,7 +105,8 @@ def _understood(
     update: LayerUpdate | None,
     told: dict[str, Any],
 ) -> tuple[Protocol, Privacy]:
-    """What was told in one object each or field by field, not both; and what an update says itself."""
+    """Protocol and privacy, each given as one object or field by field, but not both. What is not given
+    is taken from the update, if there is one."""
     if "precision" in told:
         told["precision"] = str(told["precision"]).removeprefix("torch.")
     counted = {f.name: told.pop(f.name) for f in fields(Privacy) if f.name in told}
@@ -113,7 +114,7 @@ def _understood(
         if whole is not None and parts:
             one = next(iter(parts))
             raise InvalidOption(
-                f"{{{one}}} is part of {{{name}}}: give one of them", arguments=(one, name)
+                f"{{{one}}} is part of {{{name}}}: give one or the other", arguments=(one, name)
             )
     if unknown := told.keys() - {field.name for field in fields(Protocol)}:
         raise InvalidOption(f"expected the fields of Protocol and Privacy, got {min(unknown)!r}")
@@ -123,8 +124,8 @@ def _understood(
 
 
 def _candidates(structure: ModelStructure, name: str | None, samples: int) -> list[LayerView]:
-    """The layers to rehearse: the one named, else the first that is wide enough for the batch; where
-    the forward pass does not say, all that may be attackable."""
+    """The layers to rehearse: the one named, or the first that is wide enough for the batch. If the
+    forward pass cannot be traced, every layer that may be attackable."""
     if name is not None:
         named = structure.named(name)
         if named is None:
@@ -150,7 +151,7 @@ def _unattackable(
     protocol: Protocol,
     remarks: list[Remark | None],
 ) -> Preflight:
-    """No layer is next to a ReLU: is that a protection, or merely another attack's business?"""
+    """The verdict if no layer stands next to a ReLU: does that protect, or can other attacks get in?"""
     layers = [layer for layer in structure.layers if name in (None, layer.name)]
     divides = next((layer for layer in layers if layer.divides), None)
     near = next((layer for layer in layers if layer.near), None)
@@ -169,10 +170,12 @@ def _unattackable(
         happened = f"layer {near.name!r} is as sparse as behind a ReLU, though SPEAR refuses it"
     elif (lone or protocol.samples is None) and divides is not None:
         reached = Exposure.UNKNOWN
-        happened += ", but an update of one sample by itself gives it away all the same"
+        happened += (
+            ", but an update computed on a single sample gives that sample away all the same"
+        )
     elif own:
         reached = Exposure.UNKNOWN
-        happened += f", but {own[0]!r} may be a linear layer that is none of torch's"
+        happened += f", but {own[0]!r} may be a linear layer written by hand"
     else:
         remarks.append(model_checks.no_layer(structure))
         if name is not None:
@@ -194,7 +197,7 @@ class _Case:
     tell: Callable[[str], None]
 
     def judge(self, layer: LayerView, remarks: Sequence[Remark | None]) -> Preflight:
-        """Rehearse with every kind of data that fits, and say what came of it."""
+        """Rehearse with every kind of data that fits, and give the verdict."""
         remarks = [
             *remarks,
             model_checks.what_it_reads(layer),
@@ -225,7 +228,7 @@ class _Case:
         hidden: Remark | None,
         remarks: list[Remark | None],
     ) -> Preflight:
-        """The verdict of the kind of data of which most came back."""
+        """The verdict for the kind of data that was recovered best."""
         best = min(played, key=lambda one: _ORDER.index(one.score.recovery))
         score = best.score
         reached, layer, clients = _VERDICTS[score.recovery], stage.layer, self.protocol.clients
@@ -233,12 +236,12 @@ class _Case:
             where = f"layer {layer.name!r} ({layer.inputs} → {layer.outputs})"
             happened = f"{score.words} from {where}{_others(best, played)}"
             if self.protocol.clips == "per-layer":
-                reached, happened = Exposure.PARTLY, f"{happened}, but for a factor each"
+                reached, happened = Exposure.PARTLY, f"{happened}, each up to a factor"
         elif hidden is not None:
             remarks.append(hidden)
             reached, happened = Exposure.NOT_EXPOSED, _HIDDEN
         elif any(one.cause is Cause.TIME for one in played):
-            happened = "the rehearsal found nothing in its time; give it more (max_seconds)"
+            happened = "the rehearsal found nothing in the time it had; give it more (max_seconds)"
         else:
             happened = f"a rehearsal with made-up data recovered nothing; {_AUDIT}"
         if clients > 1:
@@ -247,9 +250,9 @@ class _Case:
         return concluded(reached, happened, remarks, self.structure, layer)
 
     def _alone(self, stage: Stage, best: Rehearsal, reached: Exposure) -> Remark | None:
-        """What one client's update gives away where the server sees it before the sum."""
+        """What one client's update gives away if the server sees it before it is summed."""
         if reached is Exposure.EXPOSED:
-            words = "The sum gives the samples away; which of them is whose does not show."
+            words = "The sum gives the samples away, but not which client each belongs to."
             return Remark(Level.EXPOSED, "aggregation", words)
         self.tell("rehearsing one client's update by itself")
         found = stage.alone().rehearse(best.kind, max_seconds=self.max_seconds)
@@ -257,26 +260,26 @@ class _Case:
             words = f"One client's update by itself was not rehearsed: {found.reason}."
             return Remark(Level.NOTE, "aggregation", words)
         words = (
-            f"A server that sees one client's update by itself: {found.score.words} "
-            f"({best.kind.words}). The sum protects only if nobody sees the parts."
+            f"From one client's update by itself, {found.score.words} "
+            f"({best.kind.words}). The sum protects only if nobody sees the single updates."
         )
         level = Level.NOTE if found.score.recovery is Recovery.NOTHING else Level.EXPOSED
         return Remark(level, "aggregation", words)
 
     def _assumed(self, stage: Stage) -> Remark | None:
-        """What the rehearsal took for granted."""
+        """What the rehearsal assumed."""
         parts = []
         if self.protocol.samples is None:
-            parts.append(f"the batch size was not told and taken to be {stage.protocol.samples}")
+            parts.append(f"the batch size was not given and taken to be {stage.protocol.samples}")
         if self.shape is None:
             shape = " x ".join(map(str, stage.shape))
-            parts.append(f"one input was taken to be {shape}; tell the shape if it is another")
+            parts.append(f"one input was taken to be {shape}; give the shape if it differs")
         if self.protocol.sends != "gradient" and self.protocol.lr is None:
-            parts.append(f"the learning rate was not told and taken to be {stage.protocol.rate:g}")
+            parts.append(f"the learning rate was not given and taken to be {stage.protocol.rate:g}")
         if stage.rows != stage.protocol.total:
             parts.append(
                 f"the layer sees {stage.rows} rows for {stage.protocol.total} samples (tokens or "
-                "positions), each of which counts as a sample of its own"
+                "positions), and each row counts as a sample of its own"
             )
         if not parts:
             return None
@@ -286,7 +289,7 @@ class _Case:
     def _by_theory(
         self, layer: LayerView, why: Declined, hidden: Remark | None, remarks: list[Remark | None]
     ) -> Preflight:
-        """Without a rehearsal: a small batch of a plain protocol is expected to come back."""
+        """The verdict without a rehearsal: a small batch under a plain protocol should come back."""
         samples = self.protocol.total or _GUESSED_BATCH
         plain = self.protocol.undefended == self.protocol and self.protocol.is_sgd
         fits = NEURONS_PER_SAMPLE * samples <= layer.outputs and samples < layer.inputs
@@ -304,7 +307,7 @@ class _Case:
 
 
 def _remark(played: list[Rehearsal]) -> Remark:
-    """What came back of each kind of data, those with the same answer together."""
+    """What came back of each kind of data; kinds with the same answer share one part."""
     kinds: dict[str, list[str]] = {}
     for one in played:
         some = one.score.recovered
@@ -316,7 +319,7 @@ def _remark(played: list[Rehearsal]) -> Remark:
 
 
 def _others(best: Rehearsal, played: list[Rehearsal]) -> str:
-    """Where the kinds of data disagree: what came back of each."""
+    """What came back of each kind of data, if they disagree; else empty."""
     if all(one.score.recovery is best.score.recovery for one in played):
         return ""
     less = [f"{one.kind.words}: {one.score.short}" for one in played if one is not best]
@@ -345,8 +348,8 @@ def _of_update(
     seen = result.batch_size
     if seen and protocol.total not in (None, seen):
         words = (
-            f"The update shows {seen} samples, {protocol.total} were named: duplicates and samples "
-            "whose gradient vanished do not show."
+            f"The update shows {seen} samples, but {protocol.total} were stated: duplicates and "
+            "samples with a vanishing gradient do not show."
         )
         remarks.append(Remark(Level.NOTE, "batch size", words))
     happened = found.headline[0].lower() + found.headline[1:].removesuffix(".")

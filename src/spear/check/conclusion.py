@@ -12,7 +12,7 @@ from spear.report import Level, Remark, Report, Table
 
 
 class Exposure(Enum):
-    """Does this attack get through? Never a guarantee against others."""
+    """Does this attack succeed? Says nothing about other attacks."""
 
     EXPOSED = "exposed"
     PARTLY = "partly exposed"
@@ -29,14 +29,14 @@ class Preflight:
     remarks: tuple[Remark, ...]
     layers: Table
     layer: str | None = None
-    """The layer that an attack would start with."""
+    """The layer an attack would start with."""
     batch_size: int | None = None
-    """Samples behind what the server sees, as far as known."""
+    """Samples behind what the server sees; None if unknown."""
 
     def report(
         self, title: str, *, settings: Mapping[str, Any] | None = None, seconds: float | None = None
     ) -> Report:
-        """The same as a report to save and to show."""
+        """The verdict as a report that can be saved and shown."""
         given = {"verdict": self.verdict.value, "layer": self.layer, "batch_size": self.batch_size}
         return Report.new(
             "check",
@@ -64,7 +64,8 @@ def concluded(
     structure: ModelStructure,
     layer: LayerView | None = None,
 ) -> Preflight:
-    """The verdict of what happened, a sentence without its end, within the limits of a layer."""
+    """The verdict in full. `happened` is a sentence without its full stop; a layer's limit
+    weakens "exposed" to "partly exposed"."""
     if reached in (Exposure.EXPOSED, Exposure.PARTLY) and layer is not None and layer.limit:
         reached = Exposure.PARTLY
         happened += f", but {layer.limit}"

@@ -1,4 +1,4 @@
-"""A preflight from files: a model by name, weights, an update; or weights alone, by their shapes."""
+"""A preflight from files: a model by name, weights and an update; or weights alone."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from spear.update import Protocol, Sends, linear_layers, plain_mlp
 
 @dataclass(frozen=True)
 class CheckFiles:
-    """What is there to judge.
+    """The files to judge.
 
     Args:
         model: "package.module:factory" or "file.py:factory".
-        weights: those that clients are sent.
-        update: gradients that one of them sent, or
-        after: the weights that it sent back, or
-        difference: these minus those that it was sent.
-        mode: "train" or "eval", which the model is put into; None leaves it as the factory gave it.
+        weights: the weights that clients are sent.
+        update: gradients that a client sent; or
+        after: the weights that it sent back; or
+        difference: the weights it sent back minus those it was sent.
+        mode: "train" or "eval" puts the model into that mode; None leaves it as the factory made it.
     """
 
     model: str | None = None
@@ -56,7 +56,7 @@ class CheckFiles:
 
     @property
     def sends(self) -> Sends | None:
-        """What the client sent, if there is a file with it."""
+        """What the client sent, if there is a file of it."""
         files: dict[Sends, Path | None] = {
             "gradient": self.update,
             "weights": self.after,
@@ -68,12 +68,12 @@ class CheckFiles:
 def check_files(
     files: CheckFiles, *, protocol: Protocol | None = None, **options: Any
 ) -> Preflight:
-    """The preflight of what lies on disk.
+    """The preflight of files on disk.
 
     Args:
         files: where it is.
-        protocol: what clients do, as far as it is known. What they send is told by the file.
-        options: the others of `preflight`.
+        protocol: what clients do, as far as it is known. What they send follows from the file.
+        options: passed on to `preflight`.
     """
     protocol = protocol or Protocol()
     if files.sends is not None:
@@ -82,7 +82,7 @@ def check_files(
         return preflight(_in_mode(_built(files), files.mode), protocol=protocol, **options)
     assert files.weights is not None
     weights, _ = named(read_tensors(files.weights), {})
-    like(weights, weights, files.weights)  # NaN is told
+    like(weights, weights, files.weights)  # raises on NaN
     recognised = plain_mlp(weights)
     if isinstance(recognised, Declined):
         return _by_shapes(weights, recognised.reason)
@@ -149,15 +149,15 @@ def _assuming(found: Preflight, *assumptions: str) -> Preflight:
 
 
 def _by_shapes(weights: dict[str, Tensor], why: str) -> Preflight:
-    """Weights that are no plain MLP: there is no verdict without the model."""
+    """Weights that are not a plain MLP: there is no verdict without the model."""
     rows = tuple(
         (layer.name, f"{layer.inputs} → {layer.outputs}", "yes" if layer.bias else "no")
         for layer in linear_layers(weights)
     )
     table = Table("Linear layers", ("layer", "inputs → outputs", "bias"), rows)
     words = (
-        f"The weights are no plain MLP ({why}), and names and shapes do not say which activations "
-        "stand between the layers. Give the model (package.module:factory)."
+        f"The weights are not those of a plain MLP ({why}), and names and shapes do not say which "
+        "activations stand between the layers. Give the model (package.module:factory)."
     )
     headline = "Unknown: weights alone do not say where the ReLUs are. Give the model."
     remark = Remark(Level.NOTE, "no model", words)

@@ -1,9 +1,9 @@
 """Made-up private data for a rehearsal: inputs of the model's shape, labels, and a loss.
 
-What comes back under noise depends on the data: pixels in [0, 1] are all alike but for a little, and
-drawings are mostly background. So there are several kinds, and a rehearsal plays all that fit. The
-constants give batches of 20 the singular values that batches of CIFAR-10, MNIST and ADULT have;
-docs/check.md says how well they foresee what comes back.
+What comes back under noise depends on the data: images with pixels in [0, 1] differ little from each
+other, and drawings are mostly background. So there are several kinds, and a rehearsal tries all that
+fit. The constants are chosen so that batches of 20 have the singular values of batches from CIFAR-10,
+MNIST and ADULT; docs/check.md says how well they predict what comes back.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from spear.errors import InvalidOption
 
-_SIDES = (32, 28, 64, 224, 96)  # of pictures that a convolution is tried with
+_SIDES = (32, 28, 64, 224, 96)  # of the pictures tried on a model that starts with a convolution
 _TOKENS = 16  # a sentence's length, where a model reads words
-_SMALLEST_PICTURE = 16  # the side from which a row of numbers is taken for a picture
+_SMALLEST_PICTURE = 16  # pixels per side; smaller inputs are not taken for pictures
 _MOST_CATEGORIES = 28  # of a table's column
 
 
@@ -30,11 +30,11 @@ class Kind:
     name: str
     words: str
     make: Callable[[int, tuple[int, ...], torch.Generator], Tensor]
-    """From a number of samples, the shape of one and a generator."""
+    """Takes the number of samples, the shape of one and a generator."""
 
 
 def kinds_for(model: nn.Module, shape: tuple[int, ...], told: str | None = None) -> list[Kind]:
-    """The kinds of data that inputs of this shape may be; or the one told.
+    """The kinds of data that inputs of this shape may be, or only the one asked for.
 
     >>> [kind.name for kind in kinds_for(nn.Linear(784, 10), (784,))]
     ['photos', 'pixels', 'drawings']
@@ -92,7 +92,7 @@ def picture(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
 
 
 def targets_for(outputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Random classes; for a single output numbers, or zeros and ones where it is a probability."""
+    """Random classes; for a single output, random numbers, or zeros and ones if it is a probability."""
     if outputs.ndim == 2 and outputs.shape[1] > 1:
         return torch.randint(outputs.shape[1], (len(outputs),), generator=generator)
     numbers = torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
@@ -109,7 +109,7 @@ def loss_of(outputs: object, targets: Tensor) -> Tensor:
 
 
 def tensor_of(outputs: object) -> Tensor:
-    """What a loss would be taken of: the outputs, their logits, or the first of several."""
+    """The tensor to compute the loss on: the output, its `logits`, or the first of several."""
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(getattr(outputs, "logits", None), Tensor):
@@ -131,7 +131,7 @@ def _words(count: int) -> Callable[[int, tuple[int, ...], torch.Generator], Tens
 
 
 def _photos(samples: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Smooth random pictures of differing contrast; most of each is common to its channels."""
+    """Smooth random pictures of differing contrast, whose channels are mostly alike."""
     channels, height, width = picture(shape) or (1, 1, math.prod(shape))
     rows, columns = torch.fft.fftfreq(height)[:, None], torch.fft.fftfreq(width)
     frequency = (rows.square() + columns.square()).sqrt().clamp_min(0.5 / max(height, width))
@@ -165,7 +165,7 @@ def _drawings(samples: int, shape: tuple[int, ...], generator: torch.Generator) 
 
 
 def _table(samples: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """A few standardised numbers, then columns of categories, one-hot, most of them rare."""
+    """A few standardised numbers, then one-hot columns of categories, most of them rare."""
     n = math.prod(shape)
     start = max(1, n // 18)
     rows = torch.zeros(samples, n)

@@ -1,4 +1,4 @@
-"""What a model's own make-up and a protocol say about an attack, whatever the data: a check each."""
+"""What model and protocol alone say about an attack, whatever the data: one function per check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spear.update import Protocol
 
 
 def untraceable(structure: ModelStructure) -> Remark | None:
-    """The forward could not be followed."""
+    """The forward pass could not be traced."""
     if not structure.untraced:
         return None
     words = (
@@ -24,7 +24,7 @@ def untraceable(structure: ModelStructure) -> Remark | None:
 
 
 def embeddings(model: nn.Module) -> Remark | None:
-    """The words that a client used show in the embedding's gradient, without any attack."""
+    """An embedding's gradient shows which words a client used, without any attack."""
     names = [
         name
         for name, module in model.named_modules()
@@ -33,8 +33,8 @@ def embeddings(model: nn.Module) -> Remark | None:
     if not names:
         return None
     words = (
-        f"The gradient of the embedding {_listed(names)} is zero in every row but those of the "
-        "words that occur in the batch: which words a client used shows without any attack. "
+        f"The gradient of the embedding {_listed(names)} is zero except in the rows of the words that "
+        "occur in the batch, so it shows without any attack which words a client used. "
         "Freeze the embedding, or do not send its gradient."
     )
     return Remark(Level.EXPOSED, "embedding", words)
@@ -45,14 +45,14 @@ def modes(model: nn.Module) -> Remark | None:
     if at_work := with_modes(model, at_work=True):
         words = (
             f"Dropout or batch norm is at work ({_listed(at_work)}, in train mode), which a replay "
-            "cannot repeat: it costs the proof more often than the samples. Do not take it for "
+            "cannot repeat. That usually prevents the proof, not the recovery. Do not take it for "
             "protection."
         )
         return Remark(Level.NOTE, "train mode", words)
     if with_modes(model, at_work=False):
         words = (
-            "The model is in eval mode, in which dropout and batch norm do nothing random or "
-            "batch-wide. Clients usually train in train mode: call model.train() (--mode train) to "
+            "The model is in eval mode, where dropout is off and batch norm does not depend on the "
+            "batch. Clients usually train in train mode: call model.train() (--mode train) to "
             "judge that."
         )
         return Remark(Level.NOTE, "eval mode", words)
@@ -60,11 +60,11 @@ def modes(model: nn.Module) -> Remark | None:
 
 
 def optimiser(protocol: Protocol) -> Remark | None:
-    """Adam and its like scale every entry on its own."""
+    """Adam and similar optimisers scale every entry separately."""
     if protocol.is_sgd:
         return None
     words = (
-        f"Steps of {protocol.optimizer} scale every entry of the update on its own, so it has no low "
+        f"Steps of {protocol.optimizer} scale every entry of the update separately, so it has no low "
         "rank and SPEAR has nothing to factorise. That proves nothing: signs and small entries still "
         "depend on the data. If the server takes these steps and clients send gradients, check that."
     )
@@ -72,18 +72,18 @@ def optimiser(protocol: Protocol) -> Remark | None:
 
 
 def what_it_reads(layer: LayerView) -> Remark | None:
-    """Do the data come back, or what earlier layers made of them?"""
+    """Does the data itself come back, or what earlier layers made of it?"""
     if layer.report.reads_data or layer.unseen:
         return None
     words = (
-        f"Layer {layer.name!r} ({layer.inputs} → {layer.outputs}) reads {layer.reads}: the data follow "
-        "as far as what stands before can be inverted (docs/settings.md)."
+        f"Layer {layer.name!r} ({layer.inputs} → {layer.outputs}) reads {layer.reads}: the data can "
+        "be recovered as far as the layers before it can be inverted (docs/settings.md)."
     )
     return Remark(Level.EXPOSED, "reads activations", words)
 
 
 def before_the_layer(layer: LayerView) -> Remark | None:
-    """Steps between the data and the layer that are random or batch-wide."""
+    """Steps between the data and the layer that are random or mix the samples of a batch."""
     if layer.report.caveat is None:
         return None
     words = f"{layer.report.caveat.words}."
@@ -106,16 +106,17 @@ def skipped_layers(structure: ModelStructure, chosen: LayerView) -> list[Remark]
 
 
 def in_disguise(layer: LayerView) -> Remark:
-    """A layer that SPEAR refuses, and whoever rewrites it can attack."""
+    """A layer that SPEAR refuses as it stands, but that could be attacked once rewritten."""
     words = (
         f"SPEAR refuses layer {layer.name!r} ({layer.report.why}), but {layer.near}: its gradient is "
-        "as sparse as behind a plain ReLU. Whoever rewrites the layer can attack it; do not rely on it."
+        "as sparse as behind a plain ReLU. An attacker can rewrite the layer and attack it; do not "
+        "rely on this."
     )
     return Remark(Level.EXPOSED, "a ReLU in disguise", words)
 
 
 def no_layer(structure: ModelStructure) -> Remark:
-    """Nothing that SPEAR attacks: true for any data."""
+    """The model has nothing for SPEAR to attack, whatever the data."""
     if not structure.layers:
         words = (
             "The model has no linear layer, and SPEAR attacks no other kind. Gradients of "
@@ -133,28 +134,28 @@ def no_layer(structure: ModelStructure) -> Remark:
 
 
 def too_many_samples(layer: LayerView, rows: int) -> Remark | None:
-    """A gradient of full rank shows no samples; unless some of them vanish or coincide."""
+    """A gradient of full rank hides its samples, unless some of them vanish or coincide."""
     side, what = (
         ("outputs", layer.outputs) if layer.outputs <= layer.inputs else ("inputs", layer.inputs)
     )
     if rows < what:
         return None
     words = (
-        f"{rows} samples are no fewer than the layer's {what} {side}: its gradient has full rank, and "
-        "no sample can be told from the others. Samples whose gradient vanishes, as in trained "
-        "networks, or that occur twice do not count."
+        f"{rows} samples for a layer with {what} {side}: its gradient has full rank, and no sample can "
+        "be told from the others. Duplicates and samples whose gradient vanishes, as in trained "
+        "networks, do not count."
     )
     return Remark(Level.PROTECTED, "batch against layer", words)
 
 
 def drowned(structure: ModelStructure, protocol: Protocol, updates: int) -> Remark | None:
-    """Clipping and noise that hide any data: the only noise of which that can be said beforehand.
+    """Clipping and noise that hide any data: the only noise that can be judged without a rehearsal.
 
     Clipped to norm C, the mean over samples and clients has at most norm C, and so have the singular
     values of any layer's gradient, whatever the data. Noise of sigma hides a singular value up to
-    sigma (m n)^(1/4) altogether: none of the noisy matrix stands out, and its singular vectors tell
-    nothing of the hidden one's (Baik, Ben Arous, Péché; Benaych-Georges, Nadakuditi). Averaged over
-    clients, and over the updates that the server sees of one client, noise gets smaller.
+    sigma (m n)^(1/4) altogether: no singular value of the noisy matrix stands out, and its singular
+    vectors say nothing about the hidden ones (Baik, Ben Arous, Péché; Benaych-Georges, Nadakuditi).
+    Averaging over clients, and over the updates that the server sees from one client, lowers the noise.
     """
     bounded = protocol.sends == "gradient" or protocol.clips == "global"
     if not (protocol.clip and protocol.sigma and bounded and protocol.reduction == "mean"):
@@ -171,13 +172,13 @@ def drowned(structure: ModelStructure, protocol: Protocol, updates: int) -> Rema
 
 
 def epsilon(noise: Noise, privacy: Privacy) -> Remark | None:
-    """The noise as epsilon, where Opacus is installed and the numbers are there."""
+    """The noise as epsilon, if Opacus is installed and the protocol says enough."""
     if not noise.sigma:
         return None
     if noise.multiplier is None:
         words = (
-            "No epsilon is stated: noise has one where the gradients of a known number of samples are "
-            "clipped one by one, or the whole update is."
+            "No epsilon is stated: it is defined only if the gradients of a known number of samples "
+            "are clipped one by one, or the whole update is clipped."
         )
     elif noise.epsilon is None:
         words = "Stating epsilon takes Opacus: pip install 'spear-fl[opacus]'."

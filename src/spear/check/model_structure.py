@@ -1,4 +1,4 @@
-"""Which layers of a model can be attacked, what stands before them, and what only seems to help."""
+"""Which layers of a model can be attacked, what comes before them, and what only seems to protect."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class LayerView:
     outputs: int
     has_bias: bool
     fronts: tuple[str, ...] = ()
-    """What the data went through before, in words."""
+    """The kinds of layers before it, in words."""
     near: str = ""
-    """Why its gradient is sparse all the same, where SPEAR refuses it; empty if it is not."""
+    """Why its gradient is sparse although SPEAR refuses the layer; empty if it is not."""
     unseen: bool = False
-    """Could it not be judged?"""
+    """True if the layer could not be judged."""
     divides: bool = False
-    """Is its gradient sent as it is, with its bias's: one sample's input is then their quotient."""
+    """Are its weight and bias gradients sent as is? A lone sample's input is then their quotient."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class LayerView:
 
     @property
     def limit(self) -> str:
-        """Why what comes back is not the data itself, as the end of a sentence; empty if it is."""
+        """Why what comes back is not the data itself, to end a sentence with; empty if it is."""
         if self.report.caveat is not None:
             return "dropout or batch norm changed the data before the layer"
         known = self.report.reads_data or self.unseen
@@ -65,7 +65,7 @@ class ModelStructure:
 
     layers: tuple[LayerView, ...]
     untraced: str = ""
-    """Why the forward could not be followed, if it could not."""
+    """Why the forward pass could not be traced; empty if it was."""
 
     @property
     def chosen(self) -> LayerView | None:
@@ -125,7 +125,7 @@ def examine(model: nn.Module) -> ModelStructure:
 
 
 def with_modes(model: nn.Module, *, at_work: bool) -> list[str]:
-    """Names of its dropouts and batch norms that are in train mode, or that are not."""
+    """Names of its dropouts and batch norms in train mode (`at_work`), or of those in eval mode."""
     return [
         name
         for name, module in model.named_modules()
@@ -136,7 +136,7 @@ def with_modes(model: nn.Module, *, at_work: bool) -> list[str]:
 
 
 def hand_made(model: nn.Module) -> list[str]:
-    """Names of trained matrices outside torch's own modules, which may be linear layers."""
+    """Names of trained matrices outside torch's own modules: hand-written linear layers, perhaps."""
     return [
         f"{name}.{own}".removeprefix(".")
         for name, module in model.named_modules()
@@ -165,7 +165,7 @@ def _own_gradient(layer: nn.Linear, tied: bool) -> bool:
 
 
 def _corrected(report: LayerReport, layer: nn.Linear, tied: set[str], inside: str) -> LayerReport:
-    """The report, with what the graph of the forward pass does not show."""
+    """The report, corrected for what the traced forward pass does not show."""
     if inside:
         why = f"it is part of a {inside}, whose forward is not looked into: not judged"
     elif report.name in tied:

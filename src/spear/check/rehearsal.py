@@ -21,14 +21,14 @@ from spear.judge import Cause
 from spear.metrics import assign
 from spear.update import LayerUpdate, Protocol
 
-# Errors are told in units of the samples' distance from their mean, which a guess of the mean has.
+# Errors are in units of the samples' distance from their mean: guessing the mean has an error of 1.
 _EXACT = 1e-3
 _CLEAR = 0.1  # of normalised pictures that is a PSNR of 32 dB: anyone would recognise them
 _RECOVERED = 0.5  # a sample that is off by more did not come back
 _MOST_ENTRIES = 5 * 10**7  # of the attacked layer: more take minutes
 _MOST_ROWS = 400  # samples that the layer sees, of all clients
 _MOST_SECONDS = 30.0  # of the clients' own computing
-_RATE = 0.01  # of local training, where it was not told
+_RATE = 0.01  # of local training, where none is given
 
 
 class Recovery(Enum):
@@ -50,11 +50,11 @@ class Score:
     """Samples that came back."""
     samples: int
     error: float | None
-    """Of those that did: root mean square, in units of the samples' distance from their mean."""
+    """Of those samples: root mean square, in units of the samples' distance from their mean."""
 
     @property
     def words(self) -> str:
-        """What happened, as a sentence without its end."""
+        """What happened, as a sentence without its full stop."""
         if self.error is None:
             return f"none of {self.samples} made-up samples came back"
         whole = self.recovered == self.samples
@@ -106,23 +106,23 @@ class Rehearsal:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A model, a layer of it and what clients do: all that a rehearsal needs but the data."""
+    """A model, one of its layers and what clients do: all that a rehearsal needs except the data."""
 
     model: nn.Module
     layer: LayerView
     protocol: Protocol
     shape: tuple[int, ...]
     outputs: Tensor
-    """Of one client's made-up batch, for the labels."""
+    """The model's outputs for one client's made-up batch, which fix the shape of the labels."""
     rows: int
-    """What the layer takes for samples: more than there are where it reads tokens."""
+    """Rows that the layer sees: more than there are samples if it reads tokens."""
 
     def alone(self) -> Stage:
-        """The same where one client's update is seen by itself."""
+        """The same stage with one client, whose update is seen by itself."""
         return replace(self, protocol=replace(self.protocol, clients=1))
 
     def rehearse(self, kind: Kind, *, max_seconds: float, seed: int = 0) -> Rehearsal | Declined:
-        """Let the clients send, invert it, and compare; or why that cannot be done."""
+        """Let the clients send, invert what they sent, and compare; or say why that cannot be done."""
         protocol, generator = self.protocol, torch.Generator().manual_seed(seed)
         samples = (protocol.samples or 1) * protocol.clients
         inputs = _fitting(kind.make(samples, self.shape, generator), self.model)
@@ -138,13 +138,13 @@ class Stage:
             except (SpearError, ValueError, RuntimeError) as error:  # batch norm of one sample, say
                 return Declined(_complaint(error))
         found = result.inputs.double()
-        if protocol.clips == "per-layer":  # which leaves a factor to each sample
+        if protocol.clips == "per-layer":  # samples are then recovered up to a factor
             found = _scaled(found, truth.double())
         return Rehearsal(kind, compare(found, truth), int(result.certified.sum()), result.cause)
 
     def _view(self, sent: Sent) -> LayerUpdate:
-        """The layer as the server sees it. A layer that could not be traced is taken as it stands, with
-        a ReLU behind it, and updates of other optimisers are tried as if they were of SGD."""
+        """The layer as the server sees it. A layer that could not be traced is taken to have a ReLU
+        behind it, and updates of other optimisers are tried as if they came from SGD."""
         as_sgd = replace(sent.protocol, optimizer="sgd", sigma=None)
         sent = replace(sent, protocol=as_sgd if not sent.protocol.is_sgd else sent.protocol)
         if self.layer.attackable:
@@ -166,7 +166,7 @@ class Stage:
 
 
 class TooLarge(Declined):
-    """More than a rehearsal of seconds can play."""
+    """Too large to rehearse within seconds."""
 
 
 class _NotRun(Exception):
@@ -179,13 +179,13 @@ def prepare(
     protocol: Protocol,
     shape: tuple[int, ...] | None = None,
 ) -> Stage | Declined:
-    """The stage for a rehearsal: the shape of inputs found out, sizes checked; or why there is none.
+    """The stage for a rehearsal, with the input shape found and sizes checked; or why there is none.
 
     Args:
         model: as the client trains it, in its own mode; it stays as it is.
         layer: the one to attack.
-        protocol: what clients do, its noise as sigma; `samples` of one client must be told.
-        shape: of one input; without it the usual ones are tried.
+        protocol: what clients do, with its noise as sigma and the `samples` of one client.
+        shape: of one input; the usual ones are tried unless given.
     """
     if layer.inputs * layer.outputs > _MOST_ENTRIES:
         return TooLarge(f"too large ({layer.inputs:,} x {layer.outputs:,} weights)")

@@ -1,4 +1,4 @@
-"""Dataset readers for the layouts people already have on disk; the photos of the demo."""
+"""Dataset readers for the layouts people already have on disk, and the photos of the demo."""
 
 from spear.data.adult import adult
 from spear.data.folders import imagenet, tiny_imagenet

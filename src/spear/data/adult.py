@@ -18,7 +18,7 @@ MISSING = "?"  # a category of its own where it occurs
 LABELS = ("<=50K", ">50K")
 FILES = {"train": ("adult.data", 32_561), "test": ("adult.test", 16_281)}  # and their rows
 _LARGEST = 2**24  # bytes of a file; the larger one has 4 MB
-# As adult.names lists them; an empty list is a number.
+# As adult.names lists them; an empty list marks a column of numbers.
 COLUMNS = {
     "age": "",
     "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov "
@@ -57,7 +57,9 @@ def adult(root: Path, split: str = "train") -> TabularData:
     folder = ADULT.find(root)
     ADULT.split(root, folder, [FILES[split][0]], split)
     files = [FILES[name][0] for name in dict.fromkeys(("train", split))]
-    paths = ADULT.split(root, folder, files, split)  # test records are standardised as the others
+    paths = ADULT.split(
+        root, folder, files, split
+    )  # test records are standardised like the training ones
     values, labels = _read(paths[0], FILES["train"][1])
     columns = tuple(
         Column(name, tuple(INDEX[name])) if INDEX[name] else Column.of(name, values[:, i].tolist())
@@ -98,7 +100,7 @@ def _row(line: str) -> list[float]:
         raise DataError(f"expected {len(COLUMNS) + 1} fields, got {len(fields) + 1}")
     label = label.removesuffix(".")  # adult.test writes one
     if label not in LABELS:
-        raise DataError(f"expected a label of {', '.join(LABELS)}, got {label!r}")
+        raise DataError(f"expected one of the labels {', '.join(LABELS)}, got {label!r}")
     values = [_entry(name, text) for name, text in zip(COLUMNS, fields, strict=True)]
     return [*values, LABELS.index(label)]
 
@@ -107,7 +109,7 @@ def _entry(name: str, text: str) -> float:
     categories = INDEX[name]
     if categories:
         if text not in categories:
-            raise DataError(f"{text!r} is no known {name}")
+            raise DataError(f"{text!r} is not a known {name}")
         return categories[text]
     try:
         number = float(text)

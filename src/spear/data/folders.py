@@ -1,4 +1,4 @@
-"""Readers for TinyImageNet and ImageNet, which lie on disk as folders of pictures."""
+"""Readers for TinyImageNet and ImageNet, stored on disk as folders of pictures."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _WORDNET = re.compile(r"n\d{8}")
 def tiny_imagenet(root: Path, split: str = "val") -> ImageData:
     """TinyImageNet's validation ("val") or training ("train") pictures, in `tiny-imagenet-200`.
 
-    The validation set may lie as it comes, `val/images` with its annotations, or sorted into folders of
-    its classes; the order of the pictures is the same. Classes are numbered as in `wnids.txt`, and by
-    name where a sorted copy has none.
+    The validation set may be in its original layout, `val/images` with annotations, or sorted into one
+    folder per class; the order of the pictures is the same. Classes are numbered as in `wnids.txt`, or
+    by name where a sorted copy lacks that file.
     """
     check_split(split, ("train", "val"))
     folder = TINY_IMAGENET.find(root)
@@ -57,10 +57,10 @@ def tiny_imagenet(root: Path, split: str = "val") -> ImageData:
 
 
 def imagenet(root: Path, pixels: int = 720, rescaled: bool = False) -> ImageData:
-    """ImageNet validation photos in one folder a class, as in `imagenet/val`, cut to their middle.
+    """ImageNet validation photos, one folder per class as in `imagenet/val`, centre-cropped.
 
-    Class folders are named by index, `000` to `999`, or by WordNet id and numbered in their order.
-    Photos with a shorter side than `pixels` are left out. The others keep their scale, unless
+    Class folders are named by index, `000` to `999`, or by WordNet id, numbered in sorted order.
+    Photos whose shorter side is below `pixels` are left out. The others keep their scale, unless
     `rescaled`: then the shorter side is scaled down to `pixels` first.
     """
     if pixels < 1:
@@ -95,7 +95,7 @@ def imagenet(root: Path, pixels: int = 720, rescaled: bool = False) -> ImageData
 
 
 def photo_sizes(root: Path) -> list[tuple[Path, int, int]]:
-    """Every ImageNet photo: its path, label and shorter side; reads the headers only."""
+    """Every ImageNet photo: its path, label and shorter side. Reads only the headers."""
     base = IMAGENET.find(root) / "val"
     names = _class_folders(base, r"\d{1,4}")
     if not names:
@@ -123,7 +123,7 @@ def photo_sizes(root: Path) -> list[tuple[Path, int, int]]:
 
 
 def _annotated(folder: Path, base: Path) -> list[tuple[Path, int]]:
-    """The validation set as it comes: paths and labels in the order of its annotations."""
+    """The validation set in its original layout: paths and labels in the order of its annotations."""
     index = {wnid: i for i, wnid in enumerate(_wnids(folder))}
     path = base / "val_annotations.txt"
     rows = [line.split("\t") for line in text_of(path, _LARGEST_TEXT).splitlines()]
@@ -146,25 +146,25 @@ def _annotated(folder: Path, base: Path) -> list[tuple[Path, int]]:
 
 
 def _sorted_by_class(folder: Path, base: Path) -> list[tuple[Path, int]]:
-    """Pictures in `<class>` or `<class>/images`: validation by number, training by class."""
+    """Pictures in `<class>` or `<class>/images`, ordered by number (val) or by class (train)."""
     names = _class_folders(base)
     wnids = _wnids(folder) if os.path.lexists(folder / "wnids.txt") else names
     if set(names) != set(wnids) or len(wnids) != 200:
         absent = len(set(wnids) - set(names))
         raise DamagedData(
             f"{base}: expected a folder for each of 200 classes, got {len(names)} ({absent} of "
-            f"wnids.txt are not there); half-copied, {AGAIN}"
+            f"wnids.txt are missing); half-copied, {AGAIN}"
         )
     found = []
     for label, wnid in enumerate(wnids):
         inner = base / wnid / "images" if (base / wnid / "images").is_dir() else base / wnid
         found.append([(inner / name, label) for name in _names(inner)])
     counts = {len(pictures) for pictures in found}
-    if len(counts) > 1 or not counts.pop():  # a whole set has as many of each class
+    if len(counts) > 1 or not counts.pop():  # a complete set has equally many in each class
         fewest = min(found, key=len)
         raise DamagedData(
-            f"{base}: expected as many pictures of each class, got {len(max(found, key=len))} of most "
-            f"and {len(fewest)} of {wnids[found.index(fewest)]}; half-copied, {AGAIN}"
+            f"{base}: expected as many pictures in each class, got {len(max(found, key=len))} in the "
+            f"largest and {len(fewest)} in {wnids[found.index(fewest)]}; half-copied, {AGAIN}"
         )
     pictures = [picture for of_class in found for picture in of_class]
     if all(path.name.startswith("val_") for path, _ in pictures):
@@ -181,7 +181,7 @@ def _wnids(folder: Path) -> list[str]:
 
 
 def _class_folders(base: Path, other: str = "") -> list[str]:
-    """Names of the class folders: WordNet ids or what `other` matches. Anything else is wrong."""
+    """Names of the class folders: WordNet ids, or names that `other` matches. Others raise an error."""
     folders = [
         entry.name
         for entry in entries(base)
@@ -191,7 +191,7 @@ def _class_folders(base: Path, other: str = "") -> list[str]:
     strange = [name for name in folders if not pattern.fullmatch(name) and name != "images"]
     if strange:
         raise DamagedData(
-            f"{base}: expected folders of classes, got {', '.join(strange[:3])}: {AGAIN}"
+            f"{base}: expected one folder per class, got {', '.join(strange[:3])}: {AGAIN}"
         )
     return [name for name in folders if name != "images"]
 
@@ -243,7 +243,7 @@ def _shorter_side(path: Path) -> int:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Picture]:
-    """A picture whose pixels are not read yet; what is wrong with the file is told, then or later."""
+    """A picture whose pixels are not read yet. A damaged file raises DamagedData, then or later."""
     image = _pillow()
     try:
         with image.open(path, formats=("JPEG", "PNG")) as picture:
@@ -251,7 +251,7 @@ def _opened(path: Path) -> Iterator[Picture]:
                 raise ValueError(f"{picture.width} x {picture.height} pixels are too many")
             yield picture
     except (
-        OSError,  # no picture, or a truncated one
+        OSError,  # not a picture, or a truncated one
         SyntaxError,  # a broken PNG
         ValueError,
         EOFError,
@@ -264,7 +264,7 @@ def _opened(path: Path) -> Iterator[Picture]:
 
 
 def _damaged(path: Path, error: BaseException) -> DamagedData:
-    return DamagedData(f"{path}: expected a whole picture ({error}): {AGAIN}")
+    return DamagedData(f"{path}: expected a complete picture ({error}): {AGAIN}")
 
 
 def _pillow() -> Any:

@@ -1,4 +1,4 @@
-"""Readers for CIFAR-10 and MNIST, which lie on disk as arrays."""
+"""Readers for CIFAR-10 and MNIST, stored on disk as arrays."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from spear.data.places import AGAIN, contents, web_page
 from spear.errors import DamagedData, InvalidOption
 from spear.files import check_pickle
 
-_LARGEST = 2**27  # bytes of a file; CIFAR's have 31 MB, 45 MB with their bytes written as text
+_LARGEST = 2**27  # bytes per file; CIFAR's have 31 MB, or 45 MB with bytes written as text
 _DTYPES = ("u1", "i4", "i8")
 
 
 class _Dtype:
-    """What a file gets for numpy's dtype."""
+    """Stands in for numpy's dtype."""
 
     def __init__(self, code: str | bytes, *_: Any) -> None:
         self.code = _text(code)
@@ -39,14 +39,14 @@ class _Dtype:
 
 
 class _Array:
-    """What a file gets for numpy's array; numpy's own would trust what its state says."""
+    """Stands in for numpy's array, which would trust whatever state a file gives it."""
 
     values: NDArray[Any] = np.empty(0, np.uint8)
 
     def __init__(
         self, raw: Any = b"", dtype: Any = None, shape: Any = None, order: str = "C"
     ) -> None:
-        if isinstance(dtype, _Dtype):  # as protocol 5 writes arrays: all at once
+        if isinstance(dtype, _Dtype):  # pickle protocol 5 gives everything at once
             self.__setstate__((1, shape, dtype, order == "F", raw))
 
     def __setstate__(self, state: Any) -> None:
@@ -54,13 +54,13 @@ class _Array:
         if not isinstance(dtype, _Dtype) or dtype.code not in _DTYPES:
             raise pickle.UnpicklingError("an array is not of whole numbers")
         if len(shape) > 4 or not all(type(n) is int and 0 <= n <= _LARGEST for n in shape):
-            raise pickle.UnpicklingError("the shape of an array is none")
+            raise pickle.UnpicklingError("an array has an impossible shape")
         flat = np.frombuffer(bytes(raw), f"<{dtype.code}")
         self.values = flat.reshape(shape, order="F" if fortran else "C")
 
 
 class _Bytes(bytes):
-    """What a file gets for _codecs.encode, with which old protocols write bytes."""
+    """Stands in for _codecs.encode, which old pickle protocols use to write bytes."""
 
     def __new__(cls, words: str, coding: str) -> _Bytes:
         if coding != "latin1":
@@ -68,13 +68,13 @@ class _Bytes(bytes):
         return super().__new__(cls, words, coding)
 
     def __setstate__(self, state: Any) -> None:
-        raise pickle.UnpicklingError("it wants to change something")
+        raise pickle.UnpicklingError("it tries to change an object's state")
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Gives a file what it needs to build arrays, by classes of ours, and nothing else.
+    """Lets a file build arrays, out of our own classes, and nothing else.
 
-    Each of them has a __setstate__: a file could otherwise change the class itself.
+    Each of these classes has a __setstate__: otherwise a file could change the class itself.
     """
 
     stand_ins: ClassVar[dict[str, type]] = {
@@ -88,7 +88,7 @@ class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
         known = self.stand_ins.get(f"{module.replace('._core', '.core')}.{name}")
         if known is None:
-            raise pickle.UnpicklingError(f"it wants to load {module[:40]}.{name[:40]}")
+            raise pickle.UnpicklingError(f"it tries to load {module[:40]}.{name[:40]}")
         return known
 
 
@@ -100,13 +100,13 @@ def unpickle(path: Path) -> dict[str, Any]:
         content = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
     except pickle.UnpicklingError as error:
         raise DamagedData(f"{path}: expected nothing but arrays, but {error}: {AGAIN}") from error
-    except Exception as error:  # a damaged pickle may end in anything
+    except Exception as error:  # a damaged pickle may raise anything
         raise DamagedData(
-            f"{path}: expected a pickled batch, got a file that is incomplete or none "
+            f"{path}: expected a pickled batch, got a file that is incomplete or of another kind "
             f"({str(error)[:80]}){web_page(raw)}: {AGAIN}"
         ) from error
     if not isinstance(content, dict) or not all(isinstance(k, str | bytes) for k in content):
-        raise DamagedData(f"{path}: expected a pickled dict, got another thing: {AGAIN}")
+        raise DamagedData(f"{path}: expected a pickled dict, got something else: {AGAIN}")
     return {
         _text(key): value.values if isinstance(value, _Array) else value
         for key, value in content.items()
@@ -114,7 +114,7 @@ def unpickle(path: Path) -> dict[str, Any]:
 
 
 def _text(words: Any) -> str:
-    """Text, which Python 2 wrote as bytes."""
+    """Text as str; Python 2 wrote it as bytes."""
     return words.decode("latin1") if isinstance(words, bytes) else str(words)
 
 
@@ -122,7 +122,9 @@ def read_idx(path: Path, most: int, item: tuple[int, ...] = ()) -> NDArray[np.ui
     """An array (N, *item) of bytes, with N at most `most`."""
     largest = 8 + 4 * len(item) + most * math.prod(item)  # what the file may unpack to, in bytes
     raw = contents(path, 2 * largest)
-    if raw[:2] == b"\x1f\x8b":  # browsers unpack .gz files and leave their name
+    if (
+        raw[:2] == b"\x1f\x8b"
+    ):  # gzip, whatever its name: browsers unpack .gz files but keep the suffix
         raw = _unpacked(path, raw, largest)
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
         raise DamagedData(f"{path} is not an idx file of bytes{web_page(raw)}: {AGAIN}")
@@ -142,7 +144,7 @@ def read_idx(path: Path, most: int, item: tuple[int, ...] = ()) -> NDArray[np.ui
 
 
 def _unpacked(path: Path, raw: bytes, largest: int) -> bytes:
-    """Unpack no more than such a file can hold, whatever a hostile one would become."""
+    """Unpack at most as much as such a file can hold: a hostile one may unpack to far more."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
             unpacked = file.read(largest + 1)
@@ -151,13 +153,15 @@ def _unpacked(path: Path, raw: bytes, largest: int) -> bytes:
             f"{path} cannot be unpacked ({error}); it is incomplete: {AGAIN}"
         ) from error
     if len(unpacked) > largest:
-        raise DamagedData(f"{path} unpacks to more than {largest:,} bytes, a wrong file: {AGAIN}")
+        raise DamagedData(
+            f"{path} unpacks to more than {largest:,} bytes, so it is another file: {AGAIN}"
+        )
     return unpacked
 
 
 _CIFAR_FILES = {"test": ["test_batch"], "train": [f"data_batch_{i}" for i in range(1, 6)]}
 _MNIST_FILES = {"test": ("t10k", 10_000), "train": ("train", 60_000)}
-# By these the whole sets are told from others of their format, such as Fashion-MNIST.
+# The first labels tell MNIST from other datasets in its format, such as Fashion-MNIST.
 _MNIST_STARTS = {"test": [7, 2, 1, 0, 4, 1, 4, 9, 5, 9], "train": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]}
 
 
@@ -198,8 +202,8 @@ class ImageData:
 def cifar10(root: Path, split: str = "test") -> ImageData:
     """CIFAR-10 in its pickled form, `cifar-10-batches-py`: the "test" or the "train" images.
 
-    Looked for under `root`, in `cifar10` there, and in `root` itself. The files are read without
-    running what a pickle may contain; one that wants more than arrays is refused.
+    Looked for under `root`, in `cifar10` there, and in `root` itself. Nothing in the pickles
+    is executed; a file that asks for more than arrays is refused.
     """
     check_split(split, _CIFAR_FILES)
     folder = CIFAR10.find(root)
@@ -239,7 +243,7 @@ def _cifar_batch(path: Path) -> tuple[Tensor, Tensor]:
     if not 0 < count <= 10_000:
         raise DamagedData(f"{path}: expected 1 to 10,000 images, got {count:,}: {AGAIN}")
     if not all(type(label) is int and 0 <= label < 10 for label in labels):
-        raise DamagedData(f"{path}: expected labels of 0 to 9, got others: {AGAIN}")
+        raise DamagedData(f"{path}: expected labels from 0 to 9, got others: {AGAIN}")
     return torch.from_numpy(data.copy()), torch.tensor(labels)
 
 
@@ -262,7 +266,7 @@ def mnist(root: Path, split: str = "test") -> ImageData:
         )
     if int(labels.max()) > 9:
         raise DamagedData(
-            f"{label_file}: expected labels of 0 to 9, got {int(labels.max())}: {AGAIN}"
+            f"{label_file}: expected labels from 0 to 9, got {int(labels.max())}: {AGAIN}"
         )
     if len(labels) == most and labels[:10].tolist() != _MNIST_STARTS[split]:
         raise DamagedData(
@@ -276,7 +280,7 @@ def mnist(root: Path, split: str = "test") -> ImageData:
 
 
 def _spelt(folder: Path, name: str) -> str:
-    """The name that the file has there; the usual one if it is not there."""
+    """How the file is spelt in this folder; the usual name if it is missing."""
     usual = f"{name}-ubyte"  # t10k-images-idx3-ubyte
     dotted = usual.replace("-idx", ".idx")
     names = [usual, f"{usual}.gz", dotted, f"{dotted}.gz"]
@@ -287,6 +291,6 @@ def _spelt(folder: Path, name: str) -> str:
 
 
 def check_split(split: str, known: Iterable[str]) -> None:
-    """Refuse the name of a part that a dataset does not have."""
+    """Raise if the dataset does not have this split."""
     if split not in known:
         raise InvalidOption(f"expected split to be one of {sorted(known)}, got {split!r}")

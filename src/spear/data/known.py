@@ -1,4 +1,4 @@
-"""The datasets that SPEAR reads, and where they come from. Nothing is downloaded by SPEAR itself."""
+"""The datasets that SPEAR reads, and where to get them. SPEAR itself downloads nothing."""
 
 from __future__ import annotations
 

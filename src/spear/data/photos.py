@@ -1,4 +1,4 @@
-"""Real photos that come with scikit-image's wheel: disjoint crops of them, for the demo."""
+"""Disjoint crops of the photos that come with scikit-image, for the demo."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spear.errors import InvalidOption, MissingExtra
 
-# The photos with something to see in every crop, colour first.
+# Photos with something to see in every crop; colour photos first.
 PHOTOS = (
     "astronaut",
     "chelsea",

@@ -1,4 +1,4 @@
-"""Where a dataset lies: the layouts people have, what is there of it, and where to get it."""
+"""Where to find a dataset: the usual layouts, which of its files are there, and where to get it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ AGAIN = "copy or download it again"
 
 @dataclass(frozen=True)
 class Source:
-    """Where to get something, and the line of shell that puts it into the folder of the datasets.
+    """Where to get a dataset, and the shell command that puts it into the data folder.
 
     >>> print(Source("https://example.org", "tar -xzf x.tar.gz").line(Path("my data")))
     cd 'my data' && tar -xzf x.tar.gz
     """
 
     page: str
-    command: str  # to be run in the folder of the datasets
+    command: str  # to be run in the data folder
 
     def line(self, root: Path | None = None) -> str:
-        """The command from anywhere; without a folder, for one that SPEAR_DATA names."""
+        """The command, to be run from anywhere; without a folder, it uses SPEAR_DATA."""
         folder = '"$SPEAR_DATA"' if root is None else shlex.quote(str(root))
         return f"cd {folder} && {self.command}"
 
@@ -36,23 +36,21 @@ class Dataset:
     """A dataset as people have it on disk."""
 
     name: str
-    folders: tuple[
-        str, ...
-    ]  # where it lies under the folder of the datasets, the usual place first
-    telltales: tuple[str, ...]  # patterns; one of them in a folder shows that it is the dataset's
+    folders: tuple[str, ...]  # where it may be under the data folder, the usual place first
+    telltales: tuple[str, ...]  # patterns; a match in a folder shows that it holds this dataset
     expected: str  # for messages: its usual files
     source: Source
     used_by: str
-    own: tuple[str, ...] = ()  # telltales where the folder's name says nothing, if fewer
-    foreign: tuple[str, ...] = ()  # what shows such a folder to be another dataset's
+    own: tuple[str, ...] = ()  # fewer telltales, for folders whose name says nothing
+    foreign: tuple[str, ...] = ()  # what shows that such a folder holds another dataset
     archives: tuple[str, ...] = ()  # what people download, and may have forgotten to unpack
 
     def find(self, root: Path) -> Path:
-        """The folder that holds it, under `root` or `root` itself."""
+        """The folder that holds it: one under `root`, or `root` itself."""
         root = existing(root)
         folders = [root / name for name in self.folders]
         own_name = os.path.basename(os.path.abspath(root))
-        for name in self.folders:  # root may be MNIST, of MNIST/raw
+        for name in self.folders:  # root may itself be the MNIST of MNIST/raw
             first, *rest = Path(name).parts
             folders += [root.joinpath(*rest)] if first == own_name else []
         for folder in folders:
@@ -74,7 +72,7 @@ class Dataset:
         return f"{looked}. It is at {self.source.page}: {self.source.line(root)}"
 
     def split(self, root: Path, folder: Path, files: Sequence[str], split: str) -> list[Path]:
-        """The files of one split: `MissingData` if none is there, `DamagedData` if some are."""
+        """The files of one split; `MissingData` if all are missing, `DamagedData` if only some."""
         absent = [name for name in files if not os.path.lexists(folder / name)]
         if len(absent) == len(files):
             advice = self.advice(Path(root), f"{self.folders[0]}/{files[0]}")
@@ -101,7 +99,7 @@ class Dataset:
 
 
 def _shows(folder: Path, patterns: Sequence[str]) -> bool:
-    """Whether something of these names is there, be it a link that leads nowhere."""
+    """Whether anything here matches these patterns, broken links included."""
     return any(
         os.path.lexists(folder / pattern) or next(folder.glob(pattern), None) is not None
         for pattern in patterns
@@ -109,17 +107,17 @@ def _shows(folder: Path, patterns: Sequence[str]) -> bool:
 
 
 def existing(root: Path) -> Path:
-    """The folder of the datasets, if it is one."""
+    """The data folder; raises if it does not exist or is a file."""
     root = Path(root)
     if root.is_dir():
         return root
     if not os.path.lexists(root):
         raise NoDataFolder(f"the folder {root} does not exist: name the one with your datasets")
-    raise NoDataFolder(f"{root} is no folder: name the one with your datasets")
+    raise NoDataFolder(f"{root} is not a folder: name the one with your datasets")
 
 
 def entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What a folder holds, by name; hidden files, which file managers leave, are passed over."""
+    """What a folder holds, by name, without the hidden files that file managers leave."""
     try:
         with os.scandir(folder) as found:
             shown = [entry for entry in found if not entry.name.startswith(".")]
@@ -129,7 +127,7 @@ def entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def contents(path: Path, at_most: int) -> bytes:
-    """The bytes of a file, which may not be larger than such a file can be."""
+    """The bytes of a file; raises if it has more than `at_most`."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # a pipe would never end
@@ -148,17 +146,19 @@ def text_of(path: Path, at_most: int) -> str:
     try:
         return contents(path, at_most).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DamagedData(f"{path}: expected text, got bytes that are none: {AGAIN}") from error
+        raise DamagedData(
+            f"{path}: expected text, got bytes that are not UTF-8: {AGAIN}"
+        ) from error
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """What to say of a file or folder that cannot be read."""
+    """The error for a file or folder that cannot be read."""
     if isinstance(error, PermissionError):
-        return DataError(f"{path} may not be read: change its permissions")
+        return DataError(f"no permission to read {path}: change its permissions")
     return DamagedData(f"{path} cannot be read ({error.strerror or error}): {AGAIN}")
 
 
 def web_page(raw: bytes) -> str:
-    """A remark for files that are a web page, as a failed download leaves; else empty."""
+    """A remark if the file is a web page, as failed downloads leave behind; else empty."""
     start = raw[:512].lstrip().lower()
     return ", it is a web page" if start.startswith((b"<!doctype", b"<html", b"<?xml")) else ""

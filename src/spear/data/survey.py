@@ -1,4 +1,4 @@
-"""What of the datasets and weights is in a folder, what is wrong with it, and where to get the rest."""
+"""Which datasets and weights a folder holds, what is wrong with them, and where to get the rest."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from spear.errors import DamagedData, InvalidFile, MissingData
 from spear.files import read_tensors
 
 _SIZES = (224, 256, 720)  # pixels of the shorter side that experiments ask for
-_TRIED = 64  # pictures of TinyImageNet that are decoded
+_TRIED = 64  # pictures of TinyImageNet that are decoded as a test
 
 
 class State(Enum):
-    """What was found of a dataset."""
+    """Whether a dataset was found."""
 
     FOUND = "found"
     DAMAGED = "damaged"
@@ -96,7 +96,7 @@ WEIGHTS = (
 
 
 def survey(root: Path) -> tuple[Found, ...]:
-    """What is in the folder of the datasets, and where to get what is not; nothing is downloaded.
+    """Which datasets are in this folder, and where to get the others. Nothing is downloaded.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as empty:
@@ -117,7 +117,7 @@ def survey(root: Path) -> tuple[Found, ...]:
 
 
 def catalogue() -> tuple[Found, ...]:
-    """Everything that could be had, as if nothing were there."""
+    """All datasets and weights that SPEAR knows, each marked as missing."""
     known = (*(CIFAR10, MNIST, TINY_IMAGENET, IMAGENET, ADULT), *WEIGHTS)
     return tuple(
         Found(item.name, State.MISSING, None, "", item.source, item.used_by) for item in known
@@ -188,7 +188,7 @@ def _photos(root: Path) -> str:
 
 
 def _tensors(path: Path, expected_bytes: int) -> list[Tensor]:
-    """The tensors of a file of weights, none of them larger than they should be together."""
+    """The tensors of a file of weights; a file far larger than expected is refused."""
     largest = 2 * expected_bytes + 2**16
     try:
         size = os.stat(path).st_size

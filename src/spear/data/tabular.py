@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spear.errors import InvalidOption
 
-NO_VALUE = "nan"  # where an input is not a number, in place of a category
+NO_VALUE = "nan"  # shown for a category whose inputs are not finite
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class Column:
     """
 
     name: str
-    categories: tuple[str, ...] = ()  # none: a number
+    categories: tuple[str, ...] = ()  # empty for a column of numbers
     mean: float = 0.0
     std: float = 1.0
-    constant: bool = False  # the numbers it was made from were all one: its input is always 0
+    constant: bool = False  # all its numbers were equal: its input is always 0
 
     @staticmethod
     def of(name: str, entries: Sequence[str] | Sequence[float]) -> Column:
-        """The column of these entries: strings are categories, sorted; anything else is a number.
+        """A column for these entries: strings become sorted categories, anything else is a number.
 
-        A constant column keeps a standard deviation of 1, since nothing can be divided by 0.
+        A constant column gets a standard deviation of 1, to avoid dividing by 0.
         """
         if not len(entries):
             raise InvalidOption(f"column {name!r}: expected at least one entry, got none")
@@ -51,7 +51,7 @@ class Column:
         if not bool(numbers.isfinite().all()):
             raise InvalidOption(f"column {name!r}: expected finite numbers, got NaN or infinity")
         std = float(numbers.std(correction=0))
-        # What differs by less than rounding, or so little that its square vanishes, is constant.
+        # Differences within rounding, or so small that their squares vanish, count as constant.
         constant = std <= torch.finfo(torch.float64).eps * float(numbers.abs().max())
         mean = float(numbers[0] if constant else numbers.mean())
         return Column(name, mean=mean, std=1.0 if constant else std, constant=constant)
@@ -90,7 +90,7 @@ class Column:
         return [NO_VALUE if index is None else self.categories[index] for index in known]
 
     def rounded(self, numbers: Tensor) -> list[str]:
-        """Numbers (k,) as text, to a thousandth of the standard deviation, integers at least."""
+        """Numbers (k,) as text, to a thousandth of the standard deviation, or at least to integers."""
         decimals = max(0, 3 - math.floor(math.log10(self.std)))
         return [f"{round(number, decimals) + 0.0:.12g}" for number in numbers.tolist()]
 
@@ -124,7 +124,7 @@ class TabularData:
         rows: Mapping[str, Sequence[str] | Sequence[float]],
         labels: Sequence[str],
     ) -> TabularData:
-        """A table of your own: the entries of each column by its name, and a label for each row."""
+        """A table of your own: the entries of each column, by column name, and a label per row."""
         uneven = [f"{key!r} {len(entries)}" for key, entries in rows.items()]
         if not rows or any(len(entries) != len(labels) for entries in rows.values()):
             raise InvalidOption(
@@ -160,7 +160,7 @@ class TabularData:
     def to_values(self, inputs: Tensor) -> Tensor:
         """Inputs (k, n) to numbers and category indices (k, columns), float64, unrounded.
 
-        The category is the largest of its inputs. What is not a number stays NaN.
+        The category is the one with the largest input. NaN stays NaN.
         """
         if inputs.ndim != 2 or inputs.shape[1] != self.inputs:
             raise InvalidOption(

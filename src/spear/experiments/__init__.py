@@ -1,1 +1,1 @@
-"""One file per table or figure of the paper, and of ours; `common` is what they share."""
+"""One file per table or figure, the paper's and our own; `common` holds what they share."""

@@ -39,8 +39,8 @@ def networks() -> list[tuple[int, int]]:
 
 
 def measure(case: Case) -> Measured:
-    # The pattern of zeros is the first layer's alone: with the same weights there, counts would be
-    # the same at any depth. So networks of different depth get different weights.
+    # The pattern of zeros depends on the first layer alone: with the same weights there, counts
+    # would not vary with depth. So networks of different depth get different weights.
     source, seed = images(case.data, case["data"]), 1000 * case["depth"] + case.seed
     model = mlp(
         math.prod(source.shape), source.classes, width=case["m"], depth=case["depth"], seed=seed

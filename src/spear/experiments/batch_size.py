@@ -1,4 +1,4 @@
-"""Figure 4: how many submatrices a batch of b takes, counted, against what the theory expects."""
+"""Figure 4: how many submatrices a batch of b takes, counted and as expected by theory."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def cell(m: int, b: int, finder: str) -> Settings:
     return settings if finder == "cascade" else {**settings, "max_samples": BUDGET}
 
 
-SLOW = [cell(200, 20, "independent")]  # five to twenty minutes a batch
+SLOW = [cell(200, 20, "independent")]  # five to twenty minutes per batch
 CELLS = [cell(m, b, finder) for m in WIDTHS for b in SIZES for finder in FINDERS]
 CELLS = [settings for settings in CELLS if settings not in SLOW] + [cell(200, 24, "cascade")]
-SHARE = 10  # of so many batches one is counted the slow way
+SHARE = 10  # one batch in ten is counted the slow way
 
 
 def plan(wanted: Plan) -> Iterator[Trial]:
@@ -58,7 +58,7 @@ def measure(case: Case) -> Measured:
 
 
 def hypergeometric(rows: Rows) -> float:
-    """What the zeros of the batches' columns let one expect, as a median over batches."""
+    """The count expected from the zeros of each batch's columns, median over batches."""
     zeros = {row.seed: Zeros.of_row(row) for row in rows if "zeros" in row.metrics}
     found = [own.expected(singular=LIMIT_SINGULAR) for own in zeros.values()]
     return quantile(found, 0.5) if found else math.nan
@@ -116,7 +116,7 @@ def figure(rows: Rows) -> Figure:
 
 
 def ratio(rows: Rows) -> str:
-    """Counts over the expectation of the very batch, as a mean with its standard error."""
+    """Counts divided by the same batch's expected count, as a mean with its standard error."""
     pairs = zip(counts(rows), (row.metrics.get("expected") for row in rows), strict=True)
     found = [count / expected for count, expected in pairs if expected and math.isfinite(count)]
     if len(found) < 2:

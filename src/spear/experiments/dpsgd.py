@@ -19,7 +19,7 @@ from spear.trials import Batch, Measured, Trial, compare
 from spear.update import LayerUpdate, observe
 
 CLIPS = (1.0, 1.25, 1.5, 1.75, 2.0)
-# Noise: PSNR and accuracy by the five norms of clipping, as the paper has them. It gives no times.
+# By noise: PSNR and accuracy for the five clipping norms, from the paper, which gives no times.
 PAPER = {
     0.0: (("118.2", "100"), ("118.1", "100"), ("118.5", "100"), ("118.7", "100"), ("118.0", "100")),
     5e-6: (("38.6", "99"), ("40.4", "98"), ("41.9", "98"), ("42.2", "97"), ("42.0", "96")),
@@ -29,7 +29,7 @@ PAPER = {
 }
 PAPER_GEIPING = ("29.3", "100")
 AT_MOST = 10  # batches of Geiping et al.
-LOSSES = (3, 6)  # dB that a recovered sample may lie below its reference; 6 are twice the error
+LOSSES = (3, 6)  # dB that a recovered sample may be below its reference; 6 dB is twice the error
 NOTES = (
     "σ is the standard deviation of the noise on the mean of the clipped gradients, so the noise "
     "multiplier of DP-SGD is σ b / C. The reference is least squares with the true gradients of the "
@@ -87,7 +87,7 @@ def noisy(case: Case, batch: Batch) -> tuple[LayerUpdate, Tensor]:
         losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
         return (losses * factors).mean()
 
-    generator = torch.Generator().manual_seed(case.seed + 10**6)  # not the weights' own bits
+    generator = torch.Generator().manual_seed(case.seed + 10**6)  # independent of the weights' bits
     update = defences.add_noise(fedsgd(model, x, y, clipped), case["sigma"], generator)
     view = observe(model, update)
     assert view.layer is not None

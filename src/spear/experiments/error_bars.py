@@ -1,4 +1,4 @@
-"""Table 7: Table 3 with error bars, of the mean and of a single batch. Nothing is run for it."""
+"""Table 7: Table 3 with error bars, for the mean and for a single batch. Runs nothing itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spear.experiments.common.batches import NAMES
 from spear.experiments.common.experiment import Rows
 from spear.experiments.common.figures import mean, metric, rate, seconds, spread, where
 
-# Dataset: PSNR, LPIPS, accuracy and minutes a batch on a GPU, as the paper has them.
+# By dataset: PSNR, LPIPS, accuracy and minutes per batch on a GPU, from the paper.
 PAPER = {
     "mnist": ("99.1 ± 13.2", "NaN", "99 %", "2.6 min"),
     "cifar10": ("106.6 ± 15.1", "1.16 × 10⁻⁵ ± 2.26 × 10⁻⁴", "99 %", "1.7 min"),

@@ -1,4 +1,4 @@
-"""Figure 13: a batch that was not recovered, and what of it was."""
+"""Figure 13: a batch that was not fully recovered, and the part that was."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spear.search import SamplingFinder
 from spear.trials import Measured, Row, Status, Trial
 
 SHOWN = 20  # images of a larger batch
-# Where no batch of Table 3 has failed: settings beyond what can be recovered, and in which way.
+# If no batch of Table 3 failed: settings beyond what can be recovered, by the kind of failure.
 STAGED = {
     "budget": {"b": 20, "m": 200, "finder": "sampling", "max_samples": 3_000_000},
     "narrow": {"b": 20, "m": 70, "finder": "sampling", "max_samples": 3_000_000},
@@ -43,7 +43,7 @@ def failed(rows: Rows) -> list[Row]:
 
 
 def picked(rows: Rows) -> list[Trial]:
-    """A failed batch of Table 3 once more; if there is none, the staged failures."""
+    """A failed batch of Table 3, run again; if none failed, the staged failures."""
     for row in failed(rows)[:1]:
         return [
             Trial("failed_batch", {**row.settings, "kind": "main", "max_samples": None}, row.seed)
@@ -82,7 +82,7 @@ def draw(rows: Mapping[str, Rows]) -> Section:
     if not drawn:
         return Section(notes=[NOT_RUN])
     tiny = where(rows["main"], data="tiny_imagenet", finder="cascade")
-    lost = [row for row in tiny if row.status is not Status.DONE]  # nothing of these can be shown
+    lost = [row for row in tiny if row.status is not Status.DONE]  # these have nothing to show
     notes = [
         "A green frame is a sample that the attack certifies, a red one it returns without a proof; "
         "an empty frame is one that it does not return. In the paper one batch of 100 failed, with two "

@@ -1,4 +1,4 @@
-"""Figure 3: how probable it is that even exhaustive sampling misses a direction. Theory alone."""
+"""Figure 3: the probability that even exhaustive sampling misses a direction. Theory only."""
 
 from __future__ import annotations
 

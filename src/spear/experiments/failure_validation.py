@@ -89,8 +89,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FALSE_REJECTION = 1e-9
-MATRICES = {"lemma": 1000, "cifar10": 200}  # a trial; a network each takes its time
-LOOK_AT = 40_000  # submatrices a trial: as many of its matrices are looked at literally
+MATRICES = {"lemma": 1000, "cifar10": 200}  # per trial; fewer where each needs a new network
+LOOK_AT = (
+    40_000  # submatrices per trial, which limits how many of its matrices are looked at literally
+)
 WIDTHS = {2: range(2, 41, 2), 4: range(4, 41, 4), 6: range(8, 41, 4), 8: range(12, 41, 4)}
 SOURCES = {"lemma": "the lemma's distribution", "cifar10": "six-layer networks, CIFAR-10"}
 CURVES = {

@@ -28,7 +28,7 @@ from spear.trials import Attacked, Batch, Measured, Trial, compare, quality
 from spear.update import LayerUpdate, network_before, observe
 
 LAYER = "classifier.0"
-# Attack: feature similarity and LPIPS, as the paper has them. It gives no times.
+# By attack: feature similarity and LPIPS, from the paper, which gives no times.
 PAPER = {"geiping": ("–", "0.562"), "cocktail": ("0.939", "0.388"), "spear": ("0.984", "0.362")}
 NAMES = {
     "geiping": "Geiping et al.",
@@ -84,7 +84,7 @@ def measure(case: Case) -> Measured:
 
 
 def recovered(case: Case, batch: Batch, view: LayerUpdate, truth: Tensor) -> Measured:
-    """Features, and for the part `images` what they become."""
+    """Features, and the images made from them if the part is `images`."""
     found = attack(case, view, batch.model) if case["attack"] == "spear" else mixed(case, view)
     compared = compare_activations(batch, found, truth)
     metrics = dict(compared.metrics)
@@ -127,7 +127,7 @@ def matched(
     labels: Tensor | None,
     initial: Tensor | None = None,
 ) -> Measured:
-    """Gradient matching, gentle where it starts from images."""
+    """Gradient matching, with smaller steps if it starts from images."""
     lr = 0.1 if initial is None else 0.03
     rival = GeipingAttack(iterations=case["matching"], lr=lr, total_variation=0.01)
     began = time.monotonic()

@@ -13,7 +13,7 @@ from spear.inversion import Outcome
 from spear.trials import Measured, Row, compare
 from spear.update import observe
 
-# Learning rate, epochs, samples a local step, momentum: PSNR and accuracy, as the paper has them.
+# By learning rate, epochs, samples per local step, momentum: PSNR and accuracy, from the paper.
 PAPER = {
     (0.01, 1, 20, 0.0): ("97.8", "97 %"),
     (0.01, 5, 20, 0.0): ("103.9", "100 %"),
@@ -33,7 +33,7 @@ _NOTE = (
 
 
 def cell(lr: float, epochs: int, mini: int, momentum: float) -> dict[str, Any]:
-    """A row of the tables: learning rate, epochs, samples a local step, momentum."""
+    """A row of the tables: learning rate, epochs, samples per local step, momentum."""
     how = {"lr": lr, "epochs": epochs, "mini": mini} | ({"momentum": momentum} if momentum else {})
     return {"data": "tiny_imagenet", "b": B, "m": 200, **how, "max_seconds": 60}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spear.experiments.common import Experiment
 from spear.experiments.fedavg_epochs import cell, draw, measure
 
-# Learning rate, epochs, samples a local step, momentum: PSNR and accuracy, as the paper has them.
+# By learning rate, epochs, samples per local step, momentum: PSNR and accuracy, from the paper.
 PAPER = {
     (0.1, 5, 20, 0.0): ("119.3", "95 %"),
     (0.01, 5, 20, 0.0): ("103.9", "100 %"),

@@ -84,7 +84,7 @@ def measure(case: Case) -> Measured:
 
 
 def oracle(batch: Batch, view: LayerUpdate) -> float | None:
-    """Mean PSNR of one who knows every ReLU pattern: kernels of all true zeros, in float64."""
+    """Mean PSNR of an oracle that knows every ReLU pattern: kernels of all true zeros, in float64."""
     factors = factorise(view)
     if factors.batch_size != len(batch.inputs):
         return None
@@ -97,7 +97,7 @@ def oracle(batch: Batch, view: LayerUpdate) -> float | None:
 
 
 def reset_peak() -> int | None:
-    """Reset the process's peak memory (Linux), and what it is now in bytes; None elsewhere."""
+    """Reset the process's peak memory and return its present use in bytes; None except on Linux."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
         return peak()
@@ -121,7 +121,7 @@ def group(rows: Rows, size: tuple[str, int, int], finder: str = "cascade") -> li
 
 
 def frontier_table(rows: Rows) -> Table:
-    """A line for each dataset, batch size and width."""
+    """One line per dataset, batch size and width."""
     lines = []
     for size in sizes(rows):
         own, (data, b, m) = group(rows, size), size
@@ -154,7 +154,7 @@ def decibels(value: float | None) -> str:
 
 
 def times_faster(cascade: Rows, sampling: Rows) -> str:
-    """Seconds of sampling over those of the cascade, on the same batches."""
+    """How many times longer sampling takes than the cascade, on the same batches."""
     own = {row.seed: time_of(row) for row in cascade}
     others = [row for row in sampling if row.seed in own]
     if not others:
@@ -213,10 +213,10 @@ def figure(rows: Rows) -> Figure:
 
 
 def clock(axes: Axes, rows: Rows, sizes: list[tuple[str, int, int]], colour: str) -> None:
-    """Median seconds by batch size at one width, the slowest dataset's."""
+    """Median seconds by batch size at one width, of the slowest dataset."""
     times: dict[int, float] = {}
     for data, b, m in sizes:
-        if not data.startswith("imagenet"):  # its inputs set the time
+        if not data.startswith("imagenet"):  # there the many inputs dominate the time
             middle = statistics.median(map(time_of, group(rows, (data, b, m))))
             times[b] = max(times.get(b, 0.0), middle)
     own = sorted(times.items())

@@ -1,4 +1,4 @@
-"""Figure 9: all images of a batch of one class, by SPEAR, by Geiping et al., and as they are."""
+"""Figure 9: all images of a batch of one class, from SPEAR, from Geiping et al., and the originals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spear.experiments.common.figures import NOT_RUN, decimal
 from spear.experiments.common.galleries import Strip, Tile, aligned, gallery, plain
 from spear.trials import Measured, Trial, compare
 
-# Of Geiping's options the best of those tried on seed 0 (16.1 dB): 2,000 iterations with a total
+# The best of the options tried for Geiping et al. on seed 0 (16.1 dB): 2,000 iterations with a total
 # variation of 0.0001, 0.0003, 0.001, 0.01, 0.1 (15.1, 15.1, 16.0, 14.7, 14.3 dB); with 0.001, steps of
 # 0.03 and 0.3 (15.9, 14.9), a uniform start (15.1), four times the iterations (15.9).
 SETTINGS = {

@@ -18,7 +18,7 @@ from spear.metrics import mae
 from spear.trials import Batch, Measured, compare
 from spear.update import observe
 
-# Layer and steps of training: MAE, accuracy and minutes a batch on a GPU, as the paper has them.
+# By layer and training steps: MAE, accuracy and minutes per batch on a GPU, from the paper.
 PAPER = {
     (1, 0): ("1.06 × 10⁻⁶", "100 %", "2.3 min"),
     (2, 0): ("1.33 × 10⁻⁶", "100 %", "2.2 min"),
@@ -43,7 +43,7 @@ def cell(layer: int, steps: int) -> Settings:
 
 @cache
 def trained(root: Path, name: str, steps: int, lr: float, mini: int) -> nn.Module:
-    """Once a process: it takes minutes."""
+    """The trained network, once per process: training takes minutes."""
     x, y = images(root, name).batch(range(SEEN))
     start = mlp(x.shape[1], images(root, name).classes, width=WIDTH, seed=0)
     order = torch.Generator().manual_seed(0)

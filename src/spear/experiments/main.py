@@ -11,7 +11,7 @@ from spear.experiments.common.experiment import Rows, Settings
 from spear.experiments.common.figures import mean, median, metric, rate, seconds, verdicts, where
 from spear.trials import Measured, Trial
 
-# Dataset: PSNR, LPIPS, accuracy and minutes a batch on a GPU, as the paper has them.
+# By dataset: PSNR, LPIPS, accuracy and minutes per batch on a GPU, from the paper.
 PAPER = {
     "mnist": ("99.1", "NaN", "99 %", "2.6 min"),
     "cifar10": ("106.6", "1.16 × 10⁻⁵", "99 %", "1.7 min"),
@@ -20,7 +20,7 @@ PAPER = {
     "imagenet720": ("125.6", "8.08 × 10⁻¹¹", "99 %", "2.6 min"),
 }
 SAMPLED = ("mnist", "cifar10", "tiny_imagenet")
-SHARE = 10  # one batch in so many goes to the paper's finder as well, which takes minutes
+SHARE = 10  # one batch in ten also goes to the paper's finder, which takes minutes
 
 
 def cell(dataset: str, finder: str = "cascade", max_seconds: float = 120) -> Settings:

@@ -10,7 +10,7 @@ from spear.experiments.common.experiment import Rows
 from spear.experiments.common.figures import mean, metric, rate, seconds, verdicts, where
 from spear.trials import Measured
 
-# PSNR, SSIM, MSE, LPIPS and accuracy, as the paper has them. It gives no time.
+# PSNR, SSIM, MSE, LPIPS and accuracy, from the paper, which gives no time.
 PAPER = ("127.7", "0.999717", "4.80 × 10⁻⁶", "10.36 × 10⁻⁵", "98 %")
 CELL = {"data": "tiny_imagenet", "b": 20, "m": 200, "max_seconds": 120}
 

@@ -1,4 +1,4 @@
-"""Figure 2: the method from left to right, drawn from one small batch that went through it."""
+"""Figure 2: the method from left to right, drawn from an attack on one small batch."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _images(sheet: _Sheet, row: Row) -> None:
 
 
 def _reach(values: NDArray[np.float64]) -> float:
-    """What all but a few entries stay below."""
+    """A value that all but a few entries stay below."""
     return float(np.quantile(np.abs(values), 0.97)) or 1.0
 
 
@@ -218,7 +218,7 @@ SETTINGS = {
 
 
 class Traced:
-    """Algorithm 1 with a fixed number of draws, as the paper has it; it remembers what it saw."""
+    """Algorithm 1 with a fixed number of draws, as in the paper, keeping its intermediate results."""
 
     def __init__(self, submatrices: int, false_rejection: float) -> None:
         self.submatrices, self.false_rejection = submatrices, false_rejection

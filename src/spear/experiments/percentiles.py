@@ -32,7 +32,7 @@ def picked(batches: Rows) -> Iterator[Trial]:
 
 
 def _psnr(row: Row) -> float:
-    """A batch without a recovered image is worse than any with one."""
+    """Sort key: a batch without any recovered image is worse than any other."""
     value = row.metrics.get("psnr")
     return -math.inf if value is None else value
 

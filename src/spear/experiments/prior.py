@@ -13,7 +13,7 @@ from spear.experiments.common.figures import mean, median, metric, rate, seconds
 from spear.search import SamplingFinder
 from spear.trials import Measured, compare
 
-# Batch size and width: PSNR of Geiping et al.; accuracy and PSNR with it as a prior. No times.
+# By batch size and width, from the paper: PSNR of Geiping et al.; accuracy and PSNR with that prior.
 PAPER = {(50, 400): ("26.5", "100", "124.5"), (100, 2000): ("32.8", "60", "81.5")}
 ITERATIONS = {(50, 400): 2000, (100, 2000): 300}
 NOTES = (

@@ -12,7 +12,7 @@ from spear.experiments.common.figures import mean, metric, rate, seconds, verdic
 from spear.report import Table
 from spear.trials import Measured, Trial
 
-# Attack: PSNR and time a batch on a GPU, as the paper has them.
+# By attack: PSNR and time per batch on a GPU, from the paper.
 PAPER = {
     "CI-Net, Sigmoid": ("38.0", "1.6 hrs"),
     "CI-Net, ReLU": ("15.6", "1.6 hrs"),
@@ -32,7 +32,7 @@ CELLS = {
     "Cocktail party": cell("cocktail", iterations=1000, total_variation=1.0),
     "SPEAR": cell("spear", max_seconds=120),
 }
-# Ours: small pictures and batches, with the weights of total variation (TV) that people use.
+# Our addition: small pictures and batches, with the usual weights of total variation (TV).
 SMALL = {
     f"Geiping et al., TV {weight}": ("geiping", {"iterations": 2000, "total_variation": weight})
     for weight in (0.1, 0.001, 0.0001)

@@ -18,7 +18,7 @@ from spear.metrics import score_table
 from spear.trials import Measured, claims
 from spear.update import observe
 
-# Discrete accuracy in per cent, continuous MAE and minutes a batch, as the paper has them.
+# Discrete accuracy in per cent, continuous MAE and minutes per batch, from the paper.
 PAPER = {"Tableak": ("97", "4922.7", "2.6 min"), "SPEAR": ("100", "20.4", "0.4 min")}
 SIZES = (16, 24, 32)
 NOTES = (

@@ -1,4 +1,4 @@
-"""Figure 7: the attack while a network is trained on MNIST, on images it has seen and has not seen."""
+"""Figure 7: the attack during training on MNIST, on images the network has and has not seen."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def cell(steps: int, part: str, finder: str) -> Settings:
 
 @cache
 def network(root: Path, steps: int) -> nn.Module:
-    """The network after so many steps; a later one goes on from an earlier one."""
+    """The network after `steps` steps, trained on from the next earlier one."""
     source = images(root, "mnist")
     x, y = source.batch(PARTS["seen"])
     if steps == 0:

@@ -1,4 +1,4 @@
-"""Figure 6: what the second stage of the greedy choice is worth."""
+"""Figure 6: what the second stage of the greedy choice contributes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LABELS = {"both": "both stages", "first": "first stage only"}
 POOLS = {"ours": plots.BLUE, "paper": plots.ORANGE}
 SIZES = (8, 12, 16, 20, 24)
 RAW_SIZES = (4, 6, 8, 10, 12)
-# A pool, the stages, a shift to the side so that equal lines both show, and a look.
+# A pool, the stages, a sideways shift so that equal lines both show, and a style.
 LINES: list[tuple[str, str, float, dict[str, Any]]] = [
     (
         pool,
@@ -94,7 +94,7 @@ def accuracy(axes: Axes, rows: Rows, data: str) -> None:
 
 
 def recovered(axes: Axes, rows: Rows, data: str) -> None:
-    """Samples that are right, whether or not the others of their batch are."""
+    """Samples that are right, whether or not the rest of their batch is."""
     for pool, arm, shift, look in LINES:
         own = where(rows, data=data, pool=pool)
         sizes = values_of(own, "b")

@@ -1,4 +1,4 @@
-"""The client's side: models, FedSGD, FedAvg, DP-SGD, defences. The only room that holds private data.
+"""The client's side: models, FedSGD, FedAvg, DP-SGD, defences. Only this package holds private data.
 
 `spear.federated.dpsgd` needs Opacus, and is imported by its own name.
 """

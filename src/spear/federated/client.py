@@ -1,4 +1,4 @@
-"""What a client computes on its private batch: gradients, clipped if asked for, and local training."""
+"""What a client computes on its private batch: gradients, clipped if wanted, and local training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def clipped_gradient(
     protocol: Protocol,
     loss: Loss = nn.functional.cross_entropy,
 ) -> dict[str, Tensor]:
-    """The gradient of a batch, each sample's own clipped first where the protocol says so.
+    """The gradient of a batch, with each sample's own clipped first if the protocol says so.
 
     Per layer, the bound C is split evenly among the parameters, as Opacus does.
 
@@ -75,16 +75,16 @@ def train_locally(
     loss: Loss = nn.functional.cross_entropy,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """The model after a client's local training as the protocol has it; the one given stays.
+    """A copy of the model after a client's local training under the protocol.
 
     Args:
         model: what the server sent.
         inputs: the client's data, (b, ...).
         targets: (b, ...).
-        protocol: steps or epochs (one unless told), mini-batches, learning rates, optimiser, momentum,
+        protocol: steps or epochs (one unless given), mini-batches, learning rates, optimiser, momentum,
             weight decay, FedProx, clipping of samples.
         loss: `loss(outputs, targets)`.
-        generator: of the shuffling.
+        generator: for the shuffling.
     """
     local = copy.deepcopy(model)
     named = trained_parameters(local)
@@ -145,7 +145,7 @@ def train(
     loss: Loss = nn.functional.cross_entropy,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """The model after so many steps of SGD on the data, epoch by epoch; the one given stays.
+    """A copy of the model after `steps` steps of SGD on the data, epoch by epoch.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> x = torch.randn(64, 4)
@@ -168,13 +168,13 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _optimiser(protocol: Protocol, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimiser by its name in torch.optim; what was not told is as torch has it."""
+    """The optimiser by its name in torch.optim, with torch's defaults for what was not given."""
     if protocol.is_sgd:
         return protocol.optimiser(parameters)
     known = {
         name.lower(): kind
         for name, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and name not in ("Optimizer", "LBFGS")  # which needs a closure
+        if isinstance(kind, type) and name not in ("Optimizer", "LBFGS")  # LBFGS needs a closure
     }
     if protocol.optimizer.lower() not in known:
         raise InvalidOption(
@@ -190,7 +190,7 @@ def _optimiser(protocol: Protocol, parameters: list[nn.Parameter]) -> torch.opti
 
 
 def _minibatches(count: int, size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
-    """The indices of step after step, without end; epochs of several steps are shuffled."""
+    """The indices for one step after another, endlessly; epochs of several steps are shuffled."""
     while True:
         if size >= count:
             yield torch.arange(count)

@@ -1,7 +1,7 @@
-"""What clients do to an update before they send it, each a function from update to update.
+"""What clients do to an update before they send it; each defence maps an update to a new one.
 
-An update is a dict of tensors by parameter name: gradients, or FedAvg's weight differences. The given
-update stays as it is.
+An update is a dict of tensors by parameter name: gradients, or FedAvg's weight differences. The update
+passed in is not changed.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def add_noise(
 ) -> dict[str, Tensor]:
     """The update with Gaussian noise of standard deviation sigma on every entry.
 
-    For noise with a privacy budget see `spear.integrations.opacus`. The generator is seeded with 0
-    unless given.
+    For noise with a privacy budget see `spear.integrations.opacus`. Without a generator, one seeded
+    with 0 is used.
 
     >>> noisy = add_noise({"w": torch.zeros(10_000)}, 0.1)
     >>> round(float(noisy["w"].std()), 2)
@@ -93,7 +93,7 @@ def add_noise(
 
 
 def clip(update: Update, max_norm: float) -> dict[str, Tensor]:
-    """The update scaled down to the norm `max_norm`, over all tensors together, if it is longer.
+    """The update, scaled down to the norm `max_norm` (over all tensors together) if it exceeds it.
 
     >>> clip({"w": torch.tensor([3.0]), "b": torch.tensor([4.0])}, 1.0)
     {'w': tensor([0.6000]), 'b': tensor([0.8000])}
@@ -110,7 +110,7 @@ def secure_aggregation(
 ) -> dict[str, Tensor]:
     """What secure aggregation shows the server: only the sum or mean of the clients' updates.
 
-    For SPEAR this is one update of a larger batch, that of all clients together.
+    To SPEAR this is one update on a larger batch, that of all clients together.
 
     >>> secure_aggregation([{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}])
     {'w': tensor([2.])}

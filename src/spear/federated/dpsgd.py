@@ -28,10 +28,10 @@ except ImportError as error:
 
 Clipping = Literal["flat", "per_layer"]
 
-# Opacus always clips: a bound that no float32 gradient reaches, and whose quotients float32 still
-# holds.
+# Opacus always clips, so this bound is one that no float32 gradient reaches, while quotients with it
+# still fit float32.
 _UNREACHED = 1e30
-# What Opacus leaves on modules besides hooks.
+# Attributes, besides hooks, that Opacus leaves on modules.
 _LEFT_BEHIND = (
     *("autograd_grad_sample_hooks", "activations", "max_batch_len", "ft_compute_sample_grad"),
 )
@@ -50,15 +50,15 @@ class DPUpdate:
     sigma: float
     """Standard deviation of the noise on every entry."""
     noise_multiplier: float | None
-    """sigma B / C, Opacus' unit of noise; None without clipping, where noise bounds nothing."""
+    """sigma B / C, Opacus' unit of noise; None without clipping, where noise gives no privacy bound."""
     max_grad_norm: float | tuple[float, ...] | None
-    """C; one for each parameter if they were clipped apart, None without clipping."""
+    """C; one per parameter if they were clipped separately, None without clipping."""
     expected_batch_size: int | None
     """B; None if the loss is a sum and nothing is divided."""
     weights: Mapping[str, Tensor] = field(repr=False)
     """The state dict before the step."""
     architecture: nn.Module = field(repr=False)
-    """The model without Opacus' hooks; its weights may be those of another step."""
+    """The model without Opacus' hooks; its weights may be from another step."""
 
     @property
     def clipped_apart(self) -> bool:
@@ -77,7 +77,7 @@ class DPUpdate:
 
     @property
     def remark(self) -> str:
-        """What stands in the way of an exact recovery, in words; empty if nothing does."""
+        """What prevents an exact recovery, in words; empty if nothing does."""
         noisy = f"noise of standard deviation {self.sigma:.1e} was added to every entry"
         return "; ".join([noisy] * (self.sigma > 0) + [_CLIPPED_APART] * self.clipped_apart)
 
@@ -100,7 +100,7 @@ class DPUpdate:
         return epsilon(((self.noise_multiplier or 0.0, sample_rate, steps),), delta)
 
     def summary(self, delta: float = 1e-5) -> str:
-        """The noise in all its units, in one line."""
+        """The noise in all units, in one line."""
         if self.noise_multiplier is None:
             return f"sigma = {self.sigma:.3g}, not clipped: no differential privacy"
         return (
@@ -125,16 +125,16 @@ def dpsgd(
     """One DP-SGD step on a batch, computed by Opacus on a copy of the model.
 
     Args:
-        model: what the client was sent; it stays as it is.
+        model: what the client was sent; it is not changed.
         inputs: the batch, samples first.
         targets: its labels.
-        max_grad_norm: C. None: no clipping; noise is then given as `sigma`. With per-layer clipping,
-            one per trainable parameter, or one number that is split evenly among them.
-        sigma: the noise on the gradient's entries; or else
+        max_grad_norm: C, or None for no clipping (noise is then given as `sigma`). With per-layer
+            clipping, one per trainable parameter, or one number that is split evenly among them.
+        sigma: the noise on the gradient's entries; or
         noise_multiplier: the same in Opacus' unit, sigma B / C. Without either there is no noise.
         loss: a mean over the batch.
         clipping: "flat" (one factor per sample, the usual DP-SGD) or "per_layer".
-        generator: of the noise; seeded with 0 unless given.
+        generator: for the noise; one seeded with 0 unless given.
 
     >>> import spear
     >>> from spear.federated import mlp
@@ -163,7 +163,7 @@ def dpsgd(
         generator=generator or torch.Generator(inputs.device).manual_seed(0),
     )
     with torch.enable_grad(), warnings.catch_warnings():
-        # The data has no gradient.
+        # Opacus warns because the inputs have no gradient.
         warnings.filterwarnings("ignore", "Full backward hook is firing")
         loss(sampled(inputs), targets).backward()  # type: ignore[no-untyped-call]
     optimizer.pre_step()
@@ -181,7 +181,7 @@ def dpsgd(
 def _bound(
     norm: float | Sequence[float] | None, clipping: str, parameters: int
 ) -> float | tuple[float, ...] | None:
-    """C, or one for each parameter, or None for no clipping; checked."""
+    """The checked bound: C, one per parameter, or None for no clipping."""
     if clipping not in get_args(Clipping):
         raise InvalidOption(f"expected clipping 'flat' or 'per_layer', got {clipping!r}")
     if norm is None or norm == math.inf:
@@ -215,7 +215,7 @@ def _noise(
     if batch < 1:
         raise InvalidOption("expected at least one sample, got an empty batch")
     if sigma is not None and multiplier is not None:
-        raise InvalidOption("expected sigma or noise_multiplier, which say the same, got both")
+        raise InvalidOption("expected sigma or noise_multiplier, which mean the same, got both")
     for name, value in (("sigma", sigma), ("noise_multiplier", multiplier)):
         if value is not None and not 0 <= value < math.inf:
             raise InvalidOption(f"expected {name} >= 0, got {value!r}")
@@ -229,20 +229,20 @@ def _noise(
 
 
 def sensitivity(max_grad_norm: float | tuple[float, ...] | None) -> float:
-    """The norm that one sample's clipped gradient can have at most."""
+    """The largest norm that one sample's clipped gradient can have."""
     if max_grad_norm is None:
         return math.inf
     return math.hypot(*max_grad_norm) if isinstance(max_grad_norm, tuple) else max_grad_norm
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside a `GradSampleModule`, whose parameters have their own names."""
+    """The model inside a `GradSampleModule`, with its original parameter names."""
     inner = getattr(model, "_module", None)
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
 def without_hooks(model: nn.Module) -> nn.Module:
-    """A copy of a model that Opacus may have prepared, as it was before."""
+    """A copy of the model as it was before Opacus prepared it, if it did."""
     plain = copy.deepcopy(unwrapped(model))
     for module in plain.modules():
         for hooks in (module._forward_hooks, module._backward_hooks):

@@ -28,7 +28,7 @@ def mlp(
 ) -> nn.Sequential:
     """A fully connected ReLU network of `depth` linear layers at PyTorch's default initialisation.
 
-    With a seed the weights depend on it alone, and the global random state stays as it was.
+    With a seed, the weights depend on it alone, and the global random state is not changed.
 
     >>> [m.out_features for m in mlp(12, 3, width=5, depth=3) if isinstance(m, nn.Linear)]
     [5, 5, 3]
@@ -45,8 +45,8 @@ class Vgg16(nn.Module):
     """VGG16: thirteen convolutions, then three linear layers; dropout is left out.
 
     Args:
-        classes: of the last layer.
-        width: of the two hidden linear layers.
+        classes: outputs of the last layer.
+        width: width of the two hidden linear layers.
         pixels: side of the images, a multiple of 32; 224 gives the usual 25088 features.
         seed: the weights depend on it alone.
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from spear.errors import InvalidOption, MissingExtra
 from spear.update import Protocol
 
-# Orders of Renyi divergence. Opacus starts at 1.1; the best one for little noise lies nearer to 1.
+# Orders of Renyi divergence. Opacus starts at 1.1; for little noise the best one is closer to 1.
 _ORDERS = [1 + 10 ** (-k / 4) for k in range(5, 33)]
 
 
@@ -21,8 +21,9 @@ class Privacy:
     """What epsilon covers.
 
     Args:
-        delta: of (epsilon, delta).
-        dataset_size: of a client that draws its batch from more data (FedSGD); None: the batch is all.
+        delta: the delta of (epsilon, delta).
+        dataset_size: how much data a client draws its batch from (FedSGD); None if the batch is all
+            its data.
         steps: how many updates of one client the server sees.
     """
 
@@ -54,7 +55,7 @@ class Privacy:
         return protocol.samples / self.dataset_size
 
     def words(self) -> str:
-        """What it covers.
+        """What epsilon covers, in words.
 
         >>> Privacy().words()
         "for one update of a client at delta = 1e-05, where the batch is all of a client's data"
@@ -70,10 +71,10 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise on an update in all units; None where one cannot be told."""
+    """The noise on an update in all units; None for a unit that is not defined."""
 
     sigma: float
-    multiplier: float | None  # None where it has no epsilon
+    multiplier: float | None  # None if there is no epsilon
     epsilon: float | None  # None without clipping or noise, or if Opacus is not installed
 
 
@@ -107,7 +108,7 @@ def noise_of(protocol: Protocol, privacy: Privacy) -> Noise:
 
 
 def _unbounded(protocol: Protocol) -> float:
-    """The multiplier where clipping does not bound what is sent, so that there is no epsilon."""
+    """The multiplier if clipping does not bound what is sent, so that epsilon is not defined."""
     if protocol.epsilon is not None:
         raise InvalidOption(
             "{epsilon} is defined only if each sample's gradient, or the whole update, is "
@@ -121,7 +122,7 @@ _P = TypeVar("_P", bound=Protocol)
 
 
 def resolved(protocol: _P, sigma: float) -> _P:
-    """The same with its noise as sigma, on which alone the computation depends."""
+    """The protocol with its noise given as sigma, all that the computation depends on."""
     return dataclasses.replace(protocol, sigma=sigma or None, noise_multiplier=None, epsilon=None)
 
 
@@ -130,36 +131,36 @@ def _epsilon(multiplier: float, rate: float, privacy: Privacy) -> float:
 
 
 def _multiplier(target: float, rate: float, privacy: Privacy) -> float:
-    """The noise multiplier with this epsilon, by Opacus' RDP accountant.
+    """The noise multiplier for this epsilon, by Opacus' RDP accountant.
 
-    Opacus' own `get_noise_multiplier` does the same with fewer orders and stops 0.01 short, so that the
-    epsilon shown beside it would differ from the one asked for.
+    Opacus' own `get_noise_multiplier` uses fewer orders and a tolerance of 0.01, so that the epsilon
+    reported would differ from the one asked for.
     """
     from scipy.optimize import brentq
 
     def excess(logarithm: float) -> float:
         return math.log(_epsilon(math.exp(logarithm), rate, privacy) / target)
 
-    low = high = 0.0  # of the multiplier's logarithm
+    low = high = 0.0  # bounds on the multiplier's logarithm
     while excess(low) < 0:
         low -= 2
     while excess(high) > 0:
         high += 1
         if high > math.log(1e6):
             raise InvalidOption(
-                f"no noise reaches {{epsilon}} = {target:g} at {{delta}} = {privacy.delta:g}: ask for "
-                "more",
+                f"no noise reaches {{epsilon}} = {target:g} at {{delta}} = {privacy.delta:g}: ask "
+                "for a larger one",
                 arguments=("epsilon", "delta"),
             )
     found = math.exp(brentq(excess, low, high, xtol=1e-8)) if low < high else 1.0
-    return float(f"{found:.6g}")  # so that rows are found again, whatever the last bits
+    return float(f"{found:.6g}")  # rounded, so that the last bits do not change a row's key
 
 
 def epsilon(history: Sequence[tuple[float, float, int]], delta: float) -> float:
     """The epsilon of steps (noise multiplier, sample rate, count), by Opacus' RDP accountant.
 
-    Not by Opacus' default, the PRV accountant: its grid takes hundreds of gigabytes at multipliers such
-    as 0.002.
+    Opacus' default, the PRV accountant, is not used: its grid takes hundreds of gigabytes at
+    multipliers such as 0.002.
 
     >>> round(epsilon([(1.0, 0.01, 1000)], delta=1e-5), 2)
     2.1
@@ -177,7 +178,7 @@ def epsilon(history: Sequence[tuple[float, float, int]], delta: float) -> float:
     accountant = RDPAccountant()
     accountant.history = list(history)
     with warnings.catch_warnings():
-        # Opacus asks for wider orders if the best is an outermost one; ours go to 1 + 1e-8.
+        # Opacus warns if the best order is an outermost one; ours already go down to 1 + 1e-8.
         warnings.filterwarnings("ignore", "Optimal order is the")
         orders = [*_ORDERS, *RDPAccountant.DEFAULT_ALPHAS]
         try:

@@ -1,4 +1,4 @@
-"""What someone who knew every output gradient could recover: the yardstick beside noisy results."""
+"""What could be recovered knowing every output gradient: the yardstick for noisy results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def clipping_factors(
     max_grad_norm: float,
     loss: Loss = nn.functional.cross_entropy,
 ) -> Tensor:
-    """The factors (b,) of clipping every sample's gradient at a norm."""
+    """The factors (b,) by which clipping at `max_grad_norm` scales each sample's gradient."""
     norms = []
     for x, y in zip(inputs, targets, strict=True):
         gradients = fedsgd(model, x[None], y[None], loss)
@@ -54,7 +54,7 @@ def clipping_factors(
 def least_squares(view: LayerUpdate, output_gradient: Tensor) -> Tensor:
     """Inputs (b, n) from an update and the true dL/dZ (m, b) behind it: the best that noise allows.
 
-    An attack has to find dL/dZ first. What it loses against this is its own fault; what this loses
+    An attack has to find dL/dZ first. What it loses against this is its own doing; what this loses
     against the truth is the noise's.
     """
     D = output_gradient.to(view.weight_grad.device, torch.float64)

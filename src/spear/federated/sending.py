@@ -34,9 +34,11 @@ class Sent:
         return {**model.state_dict(), **self.buffers, **own}
 
     def view(self, model: nn.Module, layer: str | None = None) -> LayerUpdate:
-        """The attackable layer as the server sees it; or the one named."""
+        """The attackable layer, or the one named, as the server sees it."""
         fields = {field.name: getattr(self.protocol, field.name) for field in fields_of(Protocol)}
-        if not isinstance(self.protocol.lr, tuple):  # one for each of so many steps
+        if not isinstance(
+            self.protocol.lr, tuple
+        ):  # a list of rates depends on the number of steps
             fields["samples"] = None  # which a server need not know
         told = Protocol(**fields)
         if told.sends == "gradient":
@@ -46,7 +48,7 @@ class Sent:
         return observe(model, after=self.after(model), protocol=told, layer=layer)
 
     def apply(self, model: nn.Module, lr: float) -> None:
-        """The server's step: the model moves on, in place."""
+        """The server's step: update the model in place."""
         rate = -lr if self.protocol.sends == "gradient" else 1.0
         with torch.no_grad():
             for name, change in self.update.items():
@@ -64,14 +66,14 @@ def send(
     loss: Loss,
     generator: torch.Generator,
 ) -> Sent:
-    """What clients with these batches send, each with noise of its own, and the server gets of it.
+    """What the server gets from clients with these batches, each adding its own noise.
 
     Args:
-        model: what the clients were sent; it stays as it is.
+        model: what the clients were sent; it is not changed.
         batches: inputs and targets of each client.
-        protocol: what they do, all of it; its noise as sigma (see `resolved`).
+        protocol: everything the clients do, with noise as sigma (see `resolved`).
         loss: a mean over the batch, or a sum if the protocol says so.
-        generator: of noise and shuffling.
+        generator: for noise and shuffling.
     """
     if protocol.noise_multiplier is not None or protocol.epsilon is not None:
         raise InvalidOption("expected the noise as sigma: see spear.federated.resolved")
@@ -83,7 +85,7 @@ def send(
 def _client(
     model: nn.Module, batch: Batch, protocol: Protocol, loss: Loss, generator: torch.Generator
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """One client's update and its buffers: first clipped, then noised, then made smaller."""
+    """One client's update and its buffers: clipped, then noised, then compressed."""
     inputs, targets = batch
     before = trained_parameters(model)
     buffers: dict[str, Tensor] = {}
@@ -107,7 +109,7 @@ def _client(
 def _rounded(
     update: dict[str, Tensor], before: Mapping[str, Tensor], protocol: Protocol
 ) -> dict[str, Tensor]:
-    """The update in the precision it is sent in; where weights are sent, theirs."""
+    """The update in the precision it is sent in; if weights are sent, they are what is rounded."""
     if protocol.bits is not None:
         return defences.quantise(update, protocol.bits)
     if protocol.precision not in ("float16", "bfloat16"):
@@ -120,6 +122,6 @@ def _rounded(
 
 
 def split(inputs: Tensor, targets: Tensor, protocol: Protocol) -> list[Batch]:
-    """The samples of all clients, each with its own."""
+    """Divide the samples among the clients."""
     b = protocol.samples or len(inputs)
     return [(inputs[i : i + b], targets[i : i + b]) for i in range(0, len(inputs), b)]

@@ -1,4 +1,4 @@
-"""Files of others in, without running anything in them; files of ours out, private and whole."""
+"""Reads untrusted files without running anything in them; writes private ones whole or not at all."""
 
 from spear.files.json_text import (
     LARGEST_ROWS,

@@ -1,4 +1,4 @@
-"""Zip archives from others: what they hold is checked before any of it is unpacked."""
+"""Untrusted zip archives: their entries are checked before anything is unpacked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DAMAGE = (
 
 @contextmanager
 def archive(path: Path, kind: str) -> Iterator[zipfile.ZipFile]:
-    """An archive whose entries together are no bomb; damage in it is told in one sentence.
+    """An open archive that is not a zip bomb; damage in it is reported in one sentence.
 
     Args:
         path: of a regular file.
@@ -47,7 +47,7 @@ def archive(path: Path, kind: str) -> Iterator[zipfile.ZipFile]:
             raise
         except DAMAGE as error:
             raise InvalidFile(
-                f"{path} is no {kind}, or a damaged one ({str(error)[:200] or type(error).__name__})"
+                f"{path} is not a {kind}, or a damaged one ({str(error)[:200] or type(error).__name__})"
                 f"{looks_like(path) if isinstance(error, zipfile.BadZipFile) else ''}"
             ) from error
 

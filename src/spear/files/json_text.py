@@ -1,4 +1,4 @@
-"""JSON from others: nested without end, with a key twice, or larger than it should be, it is none."""
+"""Untrusted JSON: text that is nested too deeply, repeats a key or is too large is refused."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LARGEST_ROWS = 2**28  # bytes: a quarter of a million rows
 
 
 def parsed(text: str | bytes, **options: Any) -> Any:
-    """The content of JSON text; ValueError for whatever else.
+    """The content of JSON text; ValueError for anything else.
 
     Args:
-        text: in UTF-8 where it is bytes.
-        options: of `json.loads`.
+        text: the JSON; bytes are read as UTF-8.
+        options: passed on to `json.loads`.
 
     >>> parsed('{"b": 20}')
     {'b': 20}
@@ -31,24 +31,24 @@ def parsed(text: str | bytes, **options: Any) -> Any:
 def mapping(
     text: str | bytes, fields: Mapping[str, Callable[[Any], bool]], optional: Collection[str] = ()
 ) -> dict[str, Any]:
-    """A JSON object of which these fields are as they should be; ValueError for any other.
+    """A JSON object whose fields pass these checks; ValueError otherwise.
 
     Args:
         text: one line.
-        fields: whether the value of a name is right.
-        optional: names that need not be there.
+        fields: for each name, whether a value is right.
+        optional: names that may be missing.
     """
     content = parsed(text)
     if not isinstance(content, dict):
         raise ValueError(f"expected a mapping, got a {type(content).__name__}")
     for name, right in fields.items():
         if not (right(content[name]) if name in content else name in optional):
-            raise ValueError(f"{name!r} is missing or of another kind")
+            raise ValueError(f"{name!r} is missing or has the wrong type")
     return content
 
 
 def bytes_of(path: Path, most: int) -> bytes:
-    """The bytes of a regular file that is not larger than it can be; ValueError if it is."""
+    """The bytes of a regular file; ValueError for anything else, or if it has more than `most`."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):  # a pipe would never end
         raise ValueError("expected a file, got a folder, a pipe or a device")
@@ -58,12 +58,12 @@ def bytes_of(path: Path, most: int) -> bytes:
 
 
 def is_number(value: Any) -> bool:
-    """Is it a number, and no truth value?"""
+    """Is it a number, and not a bool?"""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def maybe(right: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """The same, or None."""
+    """The same check, but None passes too."""
     return lambda value: value is None or right(value)
 
 
@@ -75,5 +75,5 @@ def kind(*kinds: type) -> Callable[[Any], bool]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name occurs twice")
     return content

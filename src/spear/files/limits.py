@@ -1,4 +1,4 @@
-"""How much a file may hold, and how much more it may unpack to than it takes on disk."""
+"""How large a file may be, and how much larger it may get when unpacked."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from spear.errors import InvalidFile, InvalidOption
 
 LIMIT_VARIABLE = "SPEAR_MAX_FILE_GB"
 _DEFAULT_GB = 4.0  # VGG16 takes 0.6
-_UNPACKED = 1 / 8  # of the limit: what may be unpacked beyond the file's own size
-_LARGEST_SIZE = 2**40  # of one dimension, also where another is 0
-# How files begin that people take for others.
+_UNPACKED = 1 / 8  # share of the limit by which unpacked content may exceed the file's size
+_LARGEST_SIZE = 2**40  # of one dimension, even if another is 0
+# The first bytes of files that are often passed by mistake.
 _BEGINNINGS = {
     b"\x89PNG": "a PNG picture",
     b"\xff\xd8\xff": "a JPEG picture",
     b"\x1f\x8b": "a gzip file, to be unpacked first",
-    b"\x89HDF": "an HDF5 file (Keras), store the weights as .npz",
-    b"\x93NUMPY": "one array of numpy.save, expected an archive as numpy.savez writes",
+    b"\x89HDF": "an HDF5 file (Keras): store the weights as .npz",
+    b"\x93NUMPY": "one array of numpy.save: expected an archive of numpy.savez",
     b"%PDF": "a PDF",
     b"GGUF": "a GGUF file",
     b"PK\x03\x04": "a zip archive, as .npz and .pt are",
@@ -29,7 +29,7 @@ _BEGINNINGS = {
 
 
 def largest() -> int:
-    """Bytes that a file may hold; SPEAR_MAX_FILE_GB sets it."""
+    """The largest file allowed, in bytes; SPEAR_MAX_FILE_GB sets it."""
     text = os.environ.get(LIMIT_VARIABLE) or str(_DEFAULT_GB)
     try:
         gigabytes = float(text)
@@ -48,14 +48,14 @@ def most_unpacked(size: int) -> int:
 
 
 def checked_size(path: Path) -> int:
-    """The size of a regular file; what is none, or too large, is refused before it is opened."""
+    """The size of a regular file; anything else, or too large a file, is refused unopened."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):  # a pipe would never end
         raise InvalidFile(f"{path}: expected a file, got a pipe or a device")
     if status.st_size > largest():
         raise InvalidFile(
             f"{path}: expected at most {largest() / 2**30:g} GB, got {status.st_size / 2**30:.1f} GB: "
-            f"if it is right, set {LIMIT_VARIABLE}"
+            f"if that is right, set {LIMIT_VARIABLE}"
         )
     if not status.st_size:
         raise InvalidFile(f"{path} is empty: copy or write it again")
@@ -68,7 +68,7 @@ def check_unpacked(path: Path, unpacked: int) -> None:
     if unpacked > most_unpacked(size):
         raise InvalidFile(
             f"{path}: expected at most {most_unpacked(size) / 2**30:.1f} GB when unpacked, got "
-            f"{unpacked / 2**30:.1f} GB from a file of {size:,} bytes: if it is right, set "
+            f"{unpacked / 2**30:.1f} GB from a file of {size:,} bytes: if that is right, set "
             f"{LIMIT_VARIABLE}"
         )
 
@@ -86,7 +86,7 @@ def checked_bytes(shape: Sequence[object], item: int) -> int:
 
 
 def looks_like(path: Path) -> str:
-    """A remark on what a file seems to be instead; empty if that is not known."""
+    """A remark on what a file seems to be instead; empty if unknown."""
     with path.open("rb") as file:
         head = file.read(64).lstrip()
     if head[8:10] == b'{"' and path.suffix != ".safetensors":

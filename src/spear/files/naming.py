@@ -1,4 +1,4 @@
-"""Tensors under the names of the model they belong to, whatever a script or wrapper made of these."""
+"""Match tensors to the model's own names, whatever wrappers or scripts added to them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from spear.files.tensors import positional
 
 # What people's wrappers and scripts put around parameter names.
 _PREFIXES = ("module.", "_orig_mod.", "_module.", "model.", "grad.", "grads.", "gradient.")
-_MIN_SIZE_FOR_RANK = 8  # rows and columns from which on a low rank is no accident
-_MIN_DROP = 1e-3  # behind the last sample
+_MIN_SIZE_FOR_RANK = 8  # a low rank of a smaller matrix may be an accident
+_MIN_DROP = 1e-3  # from the last sample's singular value to the next
 _SUFFIXES = (".grad", "_grad", ".gradient")
 
 
 def matched(
     tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path | None
 ) -> dict[str, Tensor]:
-    """The tensors under the model's names, without what wrappers put around them."""
+    """The tensors under the model's own names, without the prefixes and suffixes of wrappers."""
     bare = {_bare(name): name for name in own}
     named = {}
     unknown = []
@@ -43,7 +43,7 @@ def matched(
 def in_order(
     sent: Mapping[str, Tensor], names: list[str], others: list[str], path: Path
 ) -> Mapping[str, Tensor]:
-    """A list of tensors by the names of what it is a list of."""
+    """A list of tensors, named in order; tensors with names are left as they are."""
     if not positional(sent):
         return sent
     for expected in (names, others):
@@ -56,7 +56,7 @@ def in_order(
 
 
 def like(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The tensors, checked: of the model's shapes, and all of them numbers."""
+    """The tensors, once they are known to have the model's shapes and finite entries."""
     wrong = [name for name, tensor in tensors.items() if tensor.shape != own[name].shape]
     if wrong:
         more = f" (and {len(wrong) - 1} more differ)" if len(wrong) > 1 else ""
@@ -75,7 +75,7 @@ def like(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -
 
 
 def not_gradients(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise where what is given as weights looks like gradients: of low rank."""
+    """Raise if the weights look like gradients, that is, have low rank."""
     for name, tensor in tensors.items():
         if (
             tensor.ndim != 2
@@ -96,7 +96,7 @@ def not_gradients(tensors: Mapping[str, Tensor], path: Path) -> None:
 def named(
     weights: dict[str, Tensor], sent: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Lists of weights and biases get names; a list beside a dict takes the dict's."""
+    """Names for a list of weights and biases, and the same names for an update that is also a list."""
     if positional(weights):
         shapes = [tuple(tensor.shape) for tensor in weights.values()]
         names = []

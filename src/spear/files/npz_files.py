@@ -1,4 +1,4 @@
-"""Archives of numpy.savez: every array's header is held against what its entry really holds."""
+"""Archives of numpy.savez: each array's header is checked against what its entry really holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     """The arrays of an archive by name; those without names are a list: "0", "1", ..."""
     with path.open("rb") as file:
         if file.read(6) == b"\x93NUMPY":
-            raise InvalidFile(f"{path} holds one array, expected an archive as numpy.savez writes")
+            raise InvalidFile(f"{path} holds one array, expected an archive of numpy.savez")
     with archive(path, ".npz of numbers") as opened:
         tensors = {
             entry.filename.removesuffix(".npy"): _array(path, opened, entry)
@@ -48,14 +48,14 @@ def _array(path: Path, opened: ZipFile, entry: ZipInfo) -> Tensor:
             )
         whole, room = checked_bytes(shape, dtype.itemsize), entry.file_size - file.tell()
         if whole != room:
-            raise ValueError(f"{name!r:.80} says it has {whole:,} bytes, and has {room:,}")
+            raise ValueError(f"{name!r:.80} claims {whole:,} bytes but has {room:,}")
     with opened.open(entry) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python 2 having written it
         return _tensor(path, name, np.lib.format.read_array(file, allow_pickle=False))
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype; ValueError for what is no header."""
+    """Shape and dtype; ValueError if the header is invalid."""
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,

@@ -1,4 +1,4 @@
-"""Pickles of others: what loading one would cost, worked out without building anything of it."""
+"""Untrusted pickles: what loading one would cost, worked out without building any of it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ from dataclasses import dataclass
 _MOST_STEPS = 10**6  # a tensor takes 40, a CIFAR batch 90,000 in all
 _MOST_VALUES = 2**22  # built or hashed, of some 64 bytes each
 _BYTES_A_VALUE = 64
-_DEEPEST = 64  # of values in each other
+_DEEPEST = 64  # levels of nested values
 _REPEATS = 16  # how often a pickle may use each byte of its text
 _TOO_MUCH = "loading it would take far more memory or time than its size"
-_INTO = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"}  # they change their first
+_INTO = {
+    "APPEND",
+    "APPENDS",
+    "SETITEM",
+    "SETITEMS",
+    "ADDITEMS",
+    "BUILD",
+}  # they change the value below their arguments
 
 
 @dataclass(eq=False)
 class _Cost:
-    """Of one value: how many are in it, shared ones counted each time, and how deep."""
+    """The cost of one value: how many values are in it, shared ones counted each time, and how deep."""
 
     values: int
     depth: int = 0
 
 
 def check_pickle(stream: io.BytesIO) -> set[str]:
-    """Read past one pickle; give the names it mentions, such as "os.system".
+    """Read past one pickle; return the names it mentions, such as "os.system".
 
     An unpickler that calls nothing harmful can still be made to overflow the stack (by hashing a
     tuple that is nested deeply), to compute for ever (by hashing one that holds the same tuple twice,
@@ -44,7 +51,7 @@ def check_pickle(stream: io.BytesIO) -> set[str]:
         if opcode.name.endswith("PUT") or opcode.name == "MEMOIZE":
             index = len(memo) if argument is None else int(str(argument))
             if index > step:
-                raise ValueError(f"it asks for {index:,} places to remember values")
+                raise ValueError(f"it asks for a memo of {index:,} values")
             memo[index] = _top(stack)
         elif opcode.name.endswith("GET"):
             stack.append(memo[int(str(argument))])
@@ -61,7 +68,7 @@ def check_pickle(stream: io.BytesIO) -> set[str]:
 
 
 def _taken(stack: list[_Cost | None], opcode: pickletools.OpcodeInfo) -> list[_Cost]:
-    """What a step takes off the stack, the top first."""
+    """What an opcode takes off the stack, the top first."""
     before, taken = opcode.stack_before, []
     count = len(before)
     if pickletools.markobject in before:
@@ -81,7 +88,7 @@ def _top(stack: list[_Cost | None]) -> _Cost:
 
 
 def _done(stack: list[_Cost | None], opcode: pickletools.OpcodeInfo, argument: object) -> _Cost:
-    """Take from the stack what a step takes, put there what it makes; give what it adds to that."""
+    """Apply an opcode to the stack of costs; return the cost that it adds."""
     taken = _taken(stack, opcode)
     into = taken.pop() if opcode.name in _INTO else _Cost(0)
     text = len(argument) if isinstance(argument, str | bytes | bytearray) else 0

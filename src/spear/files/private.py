@@ -21,9 +21,9 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def write_all_private(contents: Mapping[Path, bytes]) -> None:
-    """Write files that belong together: where one of them finds no room, none is written.
+    """Write files that belong together: if there is no room for one of them, none is written.
 
-    What a killed process left half-written in the same folder is removed on the way.
+    Half-written files that a killed process left in the same folders are removed first.
     """
     for path in contents:
         check_replaceable(path)
@@ -34,14 +34,14 @@ def write_all_private(contents: Mapping[Path, bytes]) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse what is no regular file: a device would be replaced by one, and gone."""
+    """Refuse to replace anything but a regular file: a device would be gone."""
     if os.path.exists(path) and not os.path.isfile(path):
         kind = "the folder" if os.path.isdir(path) else "the device or pipe"
         raise InvalidOption(f"expected the name of a file to write, got {kind} {path}")
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for their owner only."""
+    """Make a folder and its missing parents, accessible to their owner only."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     for one in reversed(missing):
         one.mkdir(mode=0o700, exist_ok=True)
@@ -49,7 +49,7 @@ def make_private(folder: Path) -> None:
 
 
 def replace_private(contents: Mapping[Path, bytes]) -> None:
-    """The same in folders that are there, without a look at what others left."""
+    """As `write_all_private`, for folders that exist, and without cleaning them up."""
     begun: dict[Path, tuple[int, str]] = {}  # open and locked until all have their names
     _let_open(len(contents))
     path = None
@@ -67,7 +67,7 @@ def replace_private(contents: Mapping[Path, bytes]) -> None:
             del begun[path]
     except OSError as error:
         if error.filename is None or os.path.basename(error.filename)[:1] == ".":
-            error.filename = str(path)  # not the partial one, which nobody knows
+            error.filename = str(path)  # not the partial file, whose name means nothing to the user
         raise
     finally:
         for handle, partial in begun.values():
@@ -80,7 +80,7 @@ def replace_private(contents: Mapping[Path, bytes]) -> None:
 
 
 def _let_open(count: int) -> None:
-    """Allow this process so many open files beside those it has, where it may."""
+    """Raise this process's limit of open files by this many, as far as the system allows."""
     if sys.platform != "win32" and count > _SAFE_OPEN_FILES:
         import resource
 
@@ -93,7 +93,7 @@ def _let_open(count: int) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove files that a killed process began: they hold private data, and nobody else would."""
+    """Remove half-written files of killed processes: they hold private data, and nobody else would."""
     for left in folder.glob(f".*{_UNFINISHED}"):
         with suppress(OSError):  # others may remove it at the same time, or own it
             handle = os.open(left, os.O_RDWR)
@@ -105,13 +105,13 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def _begun(path: Path) -> tuple[int, str]:
-    """An empty file beside the path that is ours: open, mode 0600, and not taken for a leftover."""
+    """An empty file of ours beside the path: open, mode 0600, and locked so nobody cleans it up."""
     while True:
         prefix = f".{path.name[:60]}."  # names end at 255 bytes
         handle, partial = tempfile.mkstemp(_UNFINISHED, prefix, path.parent)
         if _locked(handle) and os.fstat(handle).st_nlink:
             return handle, partial
-        os.close(handle)  # somebody who cleans up was quicker
+        os.close(handle)  # another process cleaned it up first: try again
 
 
 def _write_all(handle: int, content: bytes) -> None:
@@ -121,7 +121,7 @@ def _write_all(handle: int, content: bytes) -> None:
 
 
 def _locked(handle: int) -> bool:
-    """Does the file belong to nobody else? The lock ends with the process that holds it."""
+    """Lock the file; False if another process holds it. The lock ends with its process."""
     if sys.platform == "win32":
         return True  # an open file cannot be removed there anyway
     import fcntl

@@ -1,4 +1,4 @@
-"""What a row says of the code that made it: versions, and the commit of the checkout."""
+"""What a row records of the code that made it: versions, and the commit of the checkout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import spear
 
 @cache
 def versions() -> dict[str, str]:
-    """Of everything that can change a result's bits."""
+    """Versions of everything that can change a result's bits."""
     return {
         "spear": spear.__version__,
         "python": platform.python_version(),
@@ -29,12 +29,12 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str | None:
-    """The checkout's commit, with a + where files differ from it; None where this is none."""
+    """The checkout's commit, with a + if files differ from it; None if this is not a checkout."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
     try:
-        words = ["git", "--no-optional-locks", "-C", str(root)]  # we only look
+        words = ["git", "--no-optional-locks", "-C", str(root)]  # read only
         words += ["describe", "--always", "--abbrev=7", "--dirty=+"]
         told = subprocess.run(words, capture_output=True, text=True, check=True)  # noqa: S603
     except (OSError, subprocess.CalledProcessError):  # no git here, or not our checkout

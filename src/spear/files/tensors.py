@@ -22,12 +22,12 @@ _LARGEST_HEADER = 2**24  # bytes, of .safetensors: some 150,000 tensors
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a file by name, on the CPU; those of a list by position: "0", "1", ...
 
-    A file larger than 4 GB, and one that unpacks to 0.5 GB more than it takes on disk, is refused;
-    the environment variable SPEAR_MAX_FILE_GB raises the first limit, and with it the second.
+    Refused: a file larger than 4 GB, or one that unpacks to 0.5 GB more than it takes on disk. The
+    environment variable SPEAR_MAX_FILE_GB raises the first limit, and the second in proportion.
 
     Args:
         path: a .safetensors file; a .npz of numpy (arrays without names are a list); or a .pt or .pth
-            of torch, a dict or list of tensors; a file that would run code is refused.
+            of torch with a dict or list of tensors. A file that would run code is refused.
     """
     path = Path(path)
     readers = {
@@ -69,21 +69,21 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, ValueError, LookupError, RuntimeError, TypeError) as error:
         words = str(error).partition("\n")[0][:200]
         raise InvalidFile(
-            f"{path} is no safetensors file, or a damaged one: {words}{looks_like(path)}"
+            f"{path} is not a safetensors file, or a damaged one: {words}{looks_like(path)}"
         ) from error
 
 
 def _check_header(path: Path) -> None:
-    """ValueError unless it is short and names each tensor once, which safetensors leaves open."""
+    """ValueError unless it is short and names each tensor once; safetensors itself does not check."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(path.stat().st_size, _LARGEST_HEADER):
-            raise ValueError(f"it says its header has {length:,} bytes")
+            raise ValueError(f"its header claims {length:,} bytes")
         parsed(file.read(length))
 
 
 def _plain(path: Path, name: str, tensor: Tensor) -> Tensor:
-    """A tensor of a kind that can be computed with; what is narrower or odder is widened."""
+    """The tensor in a dtype that torch computes with: narrow and unusual ones are widened."""
     if tensor.is_complex() or tensor.dtype.itemsize * tensor.numel() != tensor.nbytes:
         raise InvalidFile(f"{path}: {name!r:.80} holds {tensor.dtype}, expected real numbers")
     if tensor.dtype is torch.bool:

@@ -1,4 +1,4 @@
-"""Files of torch.save: torch.load reads them, once it is known that it will take little to do so."""
+"""Files of torch.save: torch.load reads them once checks show that it will not cost too much."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _OLD = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files began before torch 1.6
 _OLD_PICKLES = 5  # before the numbers: two that identify it, the machine, the content, its storages
 # torch allows them, but a few bytes of file can make them take gigabytes or hours.
 _NOT_ALLOWED = re.compile(r"(__builtin__|builtins)\.bytearray|_codecs\.encode")
-# Where checkpoints keep the tensors when they hold more than them.
+# Under which names checkpoints keep the tensors if they hold other things too.
 _NESTED = ("state_dict", "model_state_dict", "model", "weights", "gradients", "grads", "update")
-_DEEPEST = 3  # of those in each other
+_DEEPEST = 3  # levels of such nesting
 
 
 def read_torch(path: Path) -> dict[str, Tensor]:
-    """The tensors of a dict, a list, or a checkpoint that holds one of them; nothing in it is run."""
+    """The tensors of a dict, a list, or a checkpoint that holds one of these; nothing in it is run."""
     with _told(path):
         _check(path)
         with warnings.catch_warnings():
@@ -46,12 +46,12 @@ def read_torch(path: Path) -> dict[str, Tensor]:
 
 
 def _check(path: Path) -> None:
-    """Refuse what torch.load would take too much memory or time for."""
+    """Refuse files that would cost torch.load too much memory or time."""
     with path.open("rb") as file:
         start = file.read(16)
         if not start.startswith(b"PK\x03\x04"):
             if _OLD not in start:
-                raise ValueError("it does not begin as such files do")
+                raise ValueError("it does not start like one")
             pickles = io.BytesIO(start + file.read(_PICKLED))
             _check_names(*(check_pickle(pickles) for _ in range(_OLD_PICKLES)))
             return
@@ -64,11 +64,11 @@ def _check(path: Path) -> None:
             "store model.state_dict() with torch.save"
         )
     if sizes[0] > _PICKLED:
-        raise ValueError(f"expected at most {_PICKLED:,} bytes that describe tensors, got more")
+        raise ValueError(f"expected at most {_PICKLED:,} bytes to describe its tensors, got more")
     # torch finds entries whatever their case: one with letters could be read under many names.
     if any(re.search(r"/data/(?!\d+$)", name, re.I) for name in names):
         raise ValueError("its entries are not those that torch.save writes")
-    # As torch itself finds it, lest a crafted archive shows two readers different pickles.
+    # Read it as torch does: a crafted archive could show two readers different pickles.
     pickled = torch._C.PyTorchFileReader(str(path)).get_record("data.pkl")
     _check_names(check_pickle(io.BytesIO(pickled)))
 
@@ -92,7 +92,7 @@ def _tensors_in(content: Any, depth: int = 0) -> dict[str, Tensor] | None:
 
 
 def _dense(path: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with numbers of their own; those that are not, or would grow a lot, are refused."""
+    """The tensors as dense, contiguous ones; others, and those that would grow a lot, are refused."""
     dense, copied = {}, 0
     for name, given in found.items():
         tensor = Tensor.detach(given)  # not given.detach(): a file may give a tensor attributes
@@ -113,7 +113,7 @@ def _dense(path: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _foreign(tensor: Tensor) -> str:
-    """What kind of tensor it is, if the attack cannot use it: it needs the numbers, all of them."""
+    """What kind of tensor it is if the attack cannot use it (it needs all the numbers); else empty."""
     kinds = {
         "a nested tensor": tensor.is_nested,
         "a sparse tensor": tensor.layout is not torch.strided,
@@ -127,7 +127,7 @@ def _foreign(tensor: Tensor) -> str:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """What is wrong with a file, in one sentence."""
+    """Turn whatever goes wrong with a file into one sentence."""
     try:
         yield
     except (SpearError, OSError):
@@ -143,5 +143,5 @@ def _told(path: Path) -> Iterator[None]:
     except Exception as error:  # what torch.load raises for a damaged file may be anything
         words = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise InvalidFile(
-            f"{path} is no file of torch.save, or a damaged one ({words}){looks_like(path)}"
+            f"{path} is not a file of torch.save, or a damaged one ({words}){looks_like(path)}"
         ) from error

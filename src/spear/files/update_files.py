@@ -1,4 +1,4 @@
-"""An update as it lies on disk: weights, what was sent, and the model; read and observed."""
+"""An update on disk: read the weights, what was sent and the model, and pick the layer."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class UpdateFiles:
-    """An update as it lies on disk, and what is known of how it came about.
+    """An update on disk, and what is known about how it was made.
 
     Args:
         weights: the weights the client was sent.
-        update: FedSGD: its gradients; or
-        after: FedAvg: the weights it sent back; or
-        difference: these minus those it was sent.
-        protocol: how the update came to be, as far as it is known; what is sent follows from the file.
+        update: its gradients (FedSGD); or
+        after: the weights it sent back (FedAvg); or
+        difference: the weights it sent back minus those it was sent.
+        protocol: how the update was made, as far as known; what was sent follows from the file.
         model: "package.module:factory"; without it a plain MLP is recognised from its weights.
-        layer: the layer to attack; chosen unless given.
+        layer: the layer to attack; chosen automatically unless given.
         loss: "cross-entropy", "bce", "mse", or "package.module:function".
     """
 
@@ -70,7 +70,7 @@ class UpdateFiles:
 
     @property
     def path(self) -> Path:
-        """Of what was sent."""
+        """The file of what was sent."""
         path = self.update or self.after or self.difference
         assert path is not None
         return path
@@ -110,12 +110,12 @@ def observe_files(files: UpdateFiles) -> LayerUpdate:
 
 
 def loss_of(name: str) -> Any:
-    """The loss of a name: one of `LOSSES`, or package.module:function."""
+    """The loss by its name: one of `LOSSES`, or package.module:function."""
     if name in LOSSES:
         return LOSSES[name]
     if ":" not in name:
         raise InvalidOption(
-            f"expected a loss of {', '.join(LOSSES)} or package.module:function, got {name!r}"
+            f"expected one of the losses {', '.join(LOSSES)}, or package.module:function, got {name!r}"
         )
     loss = load_object(name)
     if isinstance(loss, type) and issubclass(loss, nn.Module):
@@ -128,7 +128,7 @@ def loss_of(name: str) -> Any:
 def _filled(
     model: nn.Module, weights: Mapping[str, Tensor] | None, files: UpdateFiles
 ) -> tuple[str, ...]:
-    """The model with the weights of the file, checked; without one, with its own."""
+    """Load the checked weights into the model, or keep its own if there is no file. Returns notes."""
     if weights is None:
         return (
             f"The weights are those that {files.model} gave: the client must have had the same.",
@@ -155,5 +155,5 @@ def _filled(
         raise InvalidFile(f"{files.weights} does not fit {files.model}: {'; '.join(problems[:6])}")
     model.load_state_dict(dict(weights), strict=False)
     missing = [name for name in own if name not in weights]
-    left = f"The file has no {', '.join(missing[:4])}: the model's own stand."
+    left = f"The file has no {', '.join(missing[:4])}: the model's own are kept."
     return (left,) if missing else ()

@@ -18,9 +18,9 @@ from spear.errors import InvalidOption
 
 
 def load_object(spec: str) -> Any:
-    """What a name such as "package.module:factory" or "file.py:factory" stands for.
+    """The object behind a name such as "package.module:factory" or "file.py:factory".
 
-    Modules are found as `python -m` finds them: in the current folder too.
+    Modules are found as by `python -m`: in the current folder too.
 
     >>> load_object("collections:OrderedDict")
     <class 'collections.OrderedDict'>
@@ -39,7 +39,7 @@ def load_object(spec: str) -> Any:
 
 
 def _offers(module: ModuleType, name: str) -> str:
-    """What a module has to offer instead of a name, the likeliest first."""
+    """The names that a module has, those most like the one asked for first."""
     own = [
         n for n, value in vars(module).items() if n[0] != "_" and not isinstance(value, ModuleType)
     ]
@@ -48,7 +48,7 @@ def _offers(module: ModuleType, name: str) -> str:
 
 
 def build_model(spec: str, **options: Any) -> nn.Module:
-    """The model that a factory (a function, a class, or a model itself) gives when called.
+    """The model that a factory returns: a function or class to call, or a model itself.
 
     Args:
         spec: where it is, see `load_object`.
@@ -63,7 +63,7 @@ def build_model(spec: str, **options: Any) -> nn.Module:
         return factory
     if not callable(factory):
         raise InvalidOption(
-            f"{spec} is a {type(factory).__name__}, expected a function or class that gives a model"
+            f"{spec} is a {type(factory).__name__}, expected a function or class that returns a model"
         )
     _fits(spec, factory, options)
     try:
@@ -73,7 +73,7 @@ def build_model(spec: str, **options: Any) -> nn.Module:
             f"calling {spec} for the model failed: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(model, nn.Module):
-        raise InvalidOption(f"{spec} gave a {type(model).__name__}, expected a torch.nn.Module")
+        raise InvalidOption(f"{spec} returned a {type(model).__name__}, expected a torch.nn.Module")
     return model
 
 
@@ -81,7 +81,7 @@ def accepts(factory: Any, option: str) -> bool:
     """May the factory be called with this keyword argument?"""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # some built-ins have none
+    except (TypeError, ValueError):  # some built-ins have no signature
         return True
     keywords = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return any(
@@ -104,8 +104,8 @@ def _fits(spec: str, factory: Any, options: dict[str, Any]) -> None:
         signature.bind(**options)
     except TypeError as error:
         raise InvalidOption(
-            f"{spec} cannot be called without arguments ({error}): name a function that gives the "
-            "model as the client had it, with its sizes filled in"
+            f"{spec} cannot be called without arguments ({error}): name a function that returns "
+            "the model as the client had it, with its sizes filled in"
         ) from error
 
 

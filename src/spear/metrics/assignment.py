@@ -1,4 +1,4 @@
-"""Which recovered sample is which true one: the assignment of least cost."""
+"""Which recovered sample is which true one: the assignment of least total cost."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Assignment:
 
     found: Tensor  # (p,) int64, ascending: recovered samples
     truth: Tensor  # (p,) int64: the true sample of each
-    missing: int  # true samples nothing was assigned to
-    surplus: int  # recovered samples that no true one was left for
+    missing: int  # true samples without a recovered one
+    surplus: int  # recovered samples without a true one
 
     def __len__(self) -> int:
         return len(self.found)
@@ -41,10 +41,10 @@ def assign(recovered: Tensor, truth: Tensor) -> Assignment:
 
 
 def least_cost(cost: Tensor) -> Assignment:
-    """The assignment of least total cost (k, b). Rows that are not finite choose last."""
+    """The assignment of least total cost, from costs (k, b). Rows that are not finite come last."""
     k, b = cost.shape
     usable = cost.isfinite().all(1).nonzero().flatten()
-    # Left out instead of priced high: one huge cost would drown the differences between the others.
+    # Left out rather than given a high cost: one huge cost would drown the others' differences.
     rows, columns = scipy.optimize.linear_sum_assignment(cost[usable].numpy())
     pairs = dict(zip(usable[rows].tolist(), columns.tolist(), strict=True))
     left = [column for column in range(b) if column not in set(pairs.values())]
@@ -60,7 +60,7 @@ def least_cost(cost: Tensor) -> Assignment:
 
 
 def comparable(recovered: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as float64 rows on the CPU, (k, n) and (b, n), once they are known to fit."""
+    """Both as float64 rows on the CPU, (k, n) and (b, n); raises if they do not fit together."""
     problems = []
     if recovered.ndim < 2 or recovered.shape[1:] != truth.shape[1:]:
         problems.append(

@@ -1,4 +1,4 @@
-"""Recovered features against the true ones, by the angle between them."""
+"""Compare recovered features with the true ones, by the angle between them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ def score_features(recovered: Tensor, truth: Tensor) -> FeatureScore:
     """
     found, true = comparable(recovered, truth)
     cosines = _unit(found) @ _unit(true).T  # (k, b)
-    # A true zero has no direction: no recovered sample is closer to it than another.
+    # A true zero has no direction: all recovered samples are equally close to it.
     pairs = least_cost(-cosines.where(true.any(1), 0.0))
     of_pairs = cosines[pairs.found, pairs.truth]
     return FeatureScore(of_pairs, pairs.truth, pairs.missing, pairs.surplus)
 
 
 def _unit(rows: Tensor) -> Tensor:
-    largest = rows.abs().amax(1, keepdim=True)  # first: the squares of tiny entries would vanish
+    largest = rows.abs().amax(
+        1, keepdim=True
+    )  # scale first: the squares of tiny entries would vanish
     scaled = rows / largest
     return scaled / scaled.square().sum(1, keepdim=True).sqrt()

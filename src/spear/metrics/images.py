@@ -1,4 +1,4 @@
-"""Recovered images against the true ones: every score at once, SSIM among them."""
+"""Compare recovered images with the true ones: all scores at once, SSIM among them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def ssim(recovered: Tensor, truth: Tensor) -> Tensor:
             f"window, got {tuple(recovered.shape)}"
         )
     pairs = zip(recovered.detach().double().cpu(), truth.detach().double().cpu(), strict=True)
-    # One by one: what belongs to an image stays in the cache.
+    # One image at a time, so that its data stays in the cache.
     values = [_similarity(x, y) for x, y in pairs]
     return torch.stack(values) if values else torch.zeros(0, dtype=torch.float64)
 
 
 def _similarity(x: Tensor, y: Tensor) -> Tensor:
-    """Of two images (C, H, W)."""
+    """SSIM of two images (C, H, W)."""
     x_mean, y_mean = _blurred(x), _blurred(y)  # (C, H - 10, W - 10)
     x_variance = _blurred(x * x) - x_mean * x_mean
     y_variance = _blurred(y * y) - y_mean * y_mean
@@ -103,7 +103,7 @@ def score_images(
     notes = {}
     if min(y.shape[2:]) < WINDOW:
         size = f"{y.shape[2]} x {y.shape[3]}"
-        notes["ssim"] = NotMeasured(f"{size} pixels are less than the window of {WINDOW}")
+        notes["ssim"] = NotMeasured(f"{size} pixels are smaller than the window of {WINDOW}")
     if lpips is None:
         notes["lpips"] = NotMeasured("no weights were given: lpips=Lpips.find(folder)")
     elif isinstance(lpips, NotMeasured):

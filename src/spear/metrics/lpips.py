@@ -55,7 +55,7 @@ class Lpips:
 
     @staticmethod
     def load(folder: Path) -> Lpips:
-        """Read AlexNet's convolutions and the linear heads; a `DataError` where they are not there."""
+        """Read AlexNet's convolutions and the linear heads; raises `DataError` if they are missing."""
         absent = [name for name in (FEATURES, HEADS) if not (Path(folder) / name).is_file()]
         if absent:
             raise DataError(f"weights not found in {folder}: expected {', '.join(absent)}")
@@ -99,7 +99,7 @@ class Lpips:
             return torch.cat([self._distance(recovered[part], truth[part]) for part in chunks])
 
     def features(self, images: Tensor) -> list[Tensor]:
-        """What each of the five layers sees in images (k, C, H, W) in [0, 1]: (k, c, h, w) each."""
+        """The features of images (k, C, H, W) in [0, 1] at each of the five layers, (k, c, h, w)."""
         problem = unfit(images)
         if problem:
             raise InvalidOption(problem)
@@ -136,7 +136,7 @@ def unfit(images: Tensor) -> str:
 
 
 def _unit(features: Tensor) -> Tensor:
-    """Every place's channels scaled to length one; LPIPS adds 1e-10 to the length."""
+    """Channels scaled to length one at every position; LPIPS adds 1e-10 to the length."""
     return features / (features.square().sum(1, keepdim=True).sqrt() + 1e-10)
 
 

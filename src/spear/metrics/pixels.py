@@ -15,7 +15,7 @@ from spear.errors import InvalidOption
 from spear.metrics.assignment import as_rows, assign, comparable
 
 EXACT_DB = 60.0
-# Bit-for-bit equality has no finite PSNR; it is reported as this.
+# Reported for bit-for-bit equality, whose PSNR is infinite.
 PERFECT_DB = 400.0
 
 
@@ -25,8 +25,8 @@ class Score:
 
     psnr: Tensor  # (k,) dB, in the order of the recovered samples
     truth: Tensor  # (k,) int64: the true sample each recovered one was assigned to
-    missing: int  # true samples nothing was assigned to
-    surplus: int = 0  # recovered samples that no true one was left for; they have no PSNR
+    missing: int  # true samples without a recovered one
+    surplus: int = 0  # recovered samples without a true one; they have no PSNR
 
     @property
     def exact(self) -> bool:

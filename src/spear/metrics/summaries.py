@@ -12,7 +12,7 @@ from spear.errors import InvalidOption
 
 @dataclass(frozen=True)
 class Average:
-    """A mean, and how many of the true samples it is of.
+    """A mean, and how many of the true samples it covers.
 
     >>> print(Average(31.25, samples=19, missing=1))
     31.25 over 19 of 20 samples
@@ -20,9 +20,9 @@ class Average:
     not measured: 0 of 20 samples
     """
 
-    value: float | None  # None where nothing was measured
+    value: float | None  # None if nothing was measured
     samples: int  # true samples it was measured on
-    missing: int  # true samples it says nothing of: not recovered, or not a number
+    missing: int  # true samples it does not cover: not recovered, or not a number
 
     @staticmethod
     def of(values: Tensor, missing: int) -> Average:
@@ -62,7 +62,7 @@ class Rate:
         return self.count / self.trials if self.trials else None
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Holds the true share with at least this confidence; (0, 1) without trials."""
+        """Holds the true share with at least this confidence; (0, 1) if there were no trials."""
         if not 0 < confidence < 1:
             raise InvalidOption(f"expected 0 < confidence < 1, got {confidence}")
         if not self.trials:

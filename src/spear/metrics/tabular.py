@@ -1,4 +1,4 @@
-"""Recovered rows of a table against the true ones."""
+"""Compare recovered rows of a table with the true ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spear.metrics.summaries import Average
 
 # A number counts as right within this many standard deviations of its column: TabLeak's measure.
 CLOSE = 0.319
-# ... and as exact within this many: what 60 dB are where one standard deviation is the unit.
+# ... and as exact within this many: 60 dB if one standard deviation is the unit.
 EXACT = 1e-3
 
 
@@ -33,7 +33,7 @@ class TabularScore:
 
     @property
     def exact(self) -> bool:
-        """Every row is there and exact."""
+        """Is every row there, and exact?"""
         complete = self.pairs.missing == 0 and self.pairs.surplus == 0 and len(self.pairs) > 0
         return complete and bool(self.exact_rows.all())
 

@@ -1,4 +1,4 @@
-"""What an audit came to, in one object: saved as JSON, loaded back, rendered as one HTML page."""
+"""The result of an audit in one object: saved as JSON, loaded back, rendered as one HTML page."""
 
 from spear.report import pictures, plots
 from spear.report.document import SCHEMA, load

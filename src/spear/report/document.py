@@ -1,4 +1,4 @@
-"""A report as JSON and back. The schema has a version; `schema.json` beside this file states it."""
+"""Reports to JSON and back. The schema has a version; `schema.json` beside this file defines it."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def dump(report: Report) -> str:
     outcome = report.outcome and report.outcome.value
     content = {"schema": SCHEMA, "outcome": outcome, **_plain(fields)}
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
-    # A path that is not UTF-8 has half characters; as \udc.. they are JSON, and come back.
+    # A path that is not UTF-8 contains lone surrogates; written as \udc.. they survive in JSON.
     return text.translate(_CONTROL_CHARACTERS).encode("utf-8", "backslashreplace").decode()
 
 
 def load(path: str | Path) -> Report:
     """Read a report that `spear ... --json` or `Report.save` wrote.
 
-    Every tensor comes back bit for bit; in a redacted report what was recovered is None. Reports of
-    schema 1, before there was "cannot tell", are read as well: see `spear.report.schema_1`.
+    Every tensor comes back bit for bit; in a redacted report, recovered data are None. Reports of
+    schema 1, which had no "cannot tell", are read as well: see `spear.report.schema_1`.
     """
     path = Path(path)
     try:
@@ -72,7 +72,7 @@ def load(path: str | Path) -> Report:
 
 
 def name_in_json(field: dataclasses.Field[Any]) -> str:
-    """What the schema calls a field: its name, or the one it had when the schema was made."""
+    """A field's name in the schema: its own, or the one it had when the schema was defined."""
     name: str = field.metadata.get("json", field.name)
     return name
 
@@ -89,7 +89,7 @@ def _finite(digits: str) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """A value as plain JSON types."""
     if isinstance(value, Tensor):
         return _packed(value)
     if isinstance(value, Enum):
@@ -114,7 +114,7 @@ def _plain(value: Any) -> Any:
 
 
 def _checked_setting(name: object, value: Any) -> Any:
-    """A setting as JSON has it: no tensors, which a redacted report would not leave out."""
+    """A setting as plain JSON types. Tensors are refused: redacting a report would not remove them."""
     try:
         return _setting(_plain_without_tensors(value))
     except (TypeError, ValueError, RecursionError) as error:
@@ -134,7 +134,7 @@ def _plain_without_tensors(value: Any) -> Any:
 def _packed(tensor: Tensor) -> dict[str, Any]:
     tensor = tensor.detach().cpu()
     if tensor.dtype is torch.bfloat16:
-        tensor = tensor.float()  # NumPy has none; float32 holds every bit of it
+        tensor = tensor.float()  # NumPy has no bfloat16; float32 holds every bit of it
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise InvalidOption(
@@ -146,20 +146,20 @@ def _packed(tensor: Tensor) -> dict[str, Any]:
 
 
 def _report(content: dict[str, Any]) -> Report:
-    """The report; its stated outcome and redaction must be true of its findings."""
+    """The report; raises if its stated outcome or redaction contradicts its findings."""
     stated = content.pop("outcome")
     content.pop("schema")
     read: Report = _dataclass(Report, content)
     if stated != (read.outcome and read.outcome.value):
         raise ValueError(f"it says the outcome was {stated!r:.40}, its findings say {read.outcome}")
     if read.is_redacted and any(finding.holds_data for finding in read.findings):
-        raise ValueError("it says it was redacted, and holds data")
+        raise ValueError("it claims to be redacted, but holds data")
     return read
 
 
 @cache
 def _fields(kind: type) -> dict[str, tuple[str, Any]]:
-    """By their names in JSON: the fields of a dataclass, and their types."""
+    """The fields of a dataclass and their types, by their names in JSON."""
     types = get_type_hints(kind)
     return {name_in_json(f): (f.name, types[f.name]) for f in dataclasses.fields(kind)}
 
@@ -178,7 +178,7 @@ def _dataclass(kind: type, content: Any) -> Any:
 
 
 def _value(kind: Any, content: Any) -> Any:
-    """A value of this type. Nothing is guessed: what is not as it was written raises."""
+    """A value of this type. Nothing is guessed: anything unexpected raises an error."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is UnionType:
         others = [part for part in parts if part is not NoneType]
@@ -215,7 +215,7 @@ def _cell(content: Any) -> Any:
 
 
 def _setting(content: Any, depth: int = 0) -> Any:
-    """Words, numbers, lists and mappings, not nested without end."""
+    """Words, numbers, lists and mappings, nested at most `_DEEPEST` levels."""
     if depth > _DEEPEST:
         raise ValueError(f"expected settings nested at most {_DEEPEST} deep")
     if isinstance(content, list):

@@ -14,10 +14,10 @@ from spear.report.report import Cell, Table
 
 MOST_SAMPLES = 64  # shown as pictures or values, of one finding
 MOST_FINDINGS = 500  # shown one by one; the table has all
-MOST_LINES = 300  # of a table, until the reader asks for all
+MOST_LINES = 300  # of a table, until the reader asks for the rest
 MOST_ROWS = 1000  # of a table of certificates
 MOST_COLUMNS = 10  # values of a sample
-MOST_CHARACTERS = 24_000_000  # of all pictures on a page, which can then still be mailed
+MOST_CHARACTERS = 24_000_000  # of all pictures on a page, so that it can still be mailed
 _CERTIFICATE = (
     *("sample", "certified", "approximate", "label found", "true label"),
     *("predicted error", "PSNR (dB)", "original"),
@@ -45,7 +45,7 @@ class Sample:
 
     @property
     def words(self) -> str:
-        """Its state as a reader sees it."""
+        """Its state in words, for the reader."""
         return {
             "missing": "not recovered",
             "certified": "certified, approximate" if self.approximate else "certified",
@@ -128,7 +128,7 @@ def _uri(images: Tensor | None, row: int | None, budget: PictureBudget) -> str |
 
 
 def values(finding: Finding, shown: Sequence[Sample]) -> list[tuple[Sample, list[Line]]]:
-    """The first values of each sample, with the originals and the differences where known."""
+    """The first values of each sample, with originals and differences if known."""
     if finding.image_format is not None or finding.inputs is None:
         return []
     return [(sample, list(_lines(finding, sample))) for sample in shown[:MOST_SAMPLES]]
@@ -155,7 +155,7 @@ def _first(rows: Tensor | None, row: int | None) -> list[float] | None:
 
 
 def certificates(finding: Finding, shown: Sequence[Sample]) -> Table:
-    """How far each sample is to be trusted, without the columns that nothing is known for."""
+    """How far to trust each sample; columns without any known value are left out."""
     rows = [_certificate(finding, sample) for sample in shown[:MOST_ROWS]]
     known = {name for row in rows for name, cell in row.items() if cell is not None}
     known -= set() if any(row["approximate"] for row in rows) else {"approximate"}

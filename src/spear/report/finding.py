@@ -1,4 +1,4 @@
-"""One update that was attacked: what came back, and how far to trust it."""
+"""The result of one attacked update: what came back, and how far to trust it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ImageFormat:
         mean: float | Sequence[float] = 0.0,
         std: float | Sequence[float] = 1.0,
     ) -> ImageFormat:
-        """The same from numbers or sequences; a shape of two is that of grey pictures.
+        """An image format from numbers or sequences; a shape (H, W) means grey pictures.
 
         >>> ImageFormat.of([28, 28], 0.5, 0.25)
         ImageFormat(shape=(1, 28, 28), mean=(0.5,), std=(0.25,))
@@ -66,7 +66,7 @@ class ImageFormat:
         if inputs.ndim != 2 or inputs.shape[1] != self.inputs:
             raise InvalidOption(
                 f"expected pictures of {' x '.join(map(str, self.shape))} = {self.inputs} values, "
-                f"but the layer has {inputs.shape[-1]} inputs: give its own shape, or none"
+                f"but the layer has {inputs.shape[-1]} inputs: give a shape that fits, or none"
             )
 
     def pictures(self, inputs: Tensor) -> Tensor:
@@ -79,13 +79,13 @@ class ImageFormat:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What the client held, where the auditor knows it."""
+    """The client's true samples, if the auditor has them."""
 
     names: tuple[str, ...] = field(repr=False)  # (b,)
     inputs: Tensor | None = field(repr=False)  # (b, n); None in a redacted report
     labels: Tensor | None = field(repr=False)  # (b,) int64
-    index: tuple[int, ...]  # (k,) which of them each recovered sample is, -1 for none of them
-    psnr: tuple[float, ...]  # (k,) dB, NaN for none of them
+    index: tuple[int, ...]  # (k,) the true sample that each recovered one is, -1 for none
+    psnr: tuple[float, ...]  # (k,) dB, NaN where there is no true sample
 
     def __post_init__(self) -> None:
         b = len(self.names)
@@ -107,7 +107,7 @@ class Finding:
     """What one update gave away. Fields not described here are those of `Inversion`."""
 
     name: str
-    """Of the update: a file, a client, a round."""
+    """Name of the update: a file, a client, a round."""
     layer: str
     """Which layer was attacked, and why."""
     outcome: Outcome
@@ -119,22 +119,22 @@ class Finding:
     """(k,): k samples were recovered."""
     approximate: tuple[bool, ...]
     inputs: Tensor | None = field(repr=False)
-    """(k, n); None where the report was redacted."""
+    """(k, n); None if the report was redacted."""
     labels: Tensor | None = field(repr=False)
     predicted_error: tuple[float, ...] | None = field(repr=False)
     stats: Mapping[str, float] = field(repr=False)
     image_format: ImageFormat | None = field(default=None, metadata={"json": "look"})
     truth: Truth | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
-    """What was assumed or noticed, in sentences."""
+    """What was assumed or noticed, as full sentences."""
     activations: bool = False
     """Are these inputs of an inner layer, rather than the data?"""
     cause: Cause | None = None
-    """The reason as a value; None in a report of schema 1, which had none."""
+    """The reason as a value; None in reports of schema 1, which had no causes."""
     assumptions: tuple[str, ...] = ()
-    """What the verdict rests on and could not test, in plain words."""
+    """What the verdict rests on but could not be tested, in plain words."""
     details: tuple[str, ...] = field(default=(), metadata={"added": "after the schema"})
-    """What else was seen."""
+    """What else was observed."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -154,11 +154,12 @@ class Finding:
                 self.image_format.fits(part)
         if len({part.shape[1] for part in rows}) > 1:
             raise InvalidOption(
-                f"expected a truth of {_shape(rows[0][:1])} values a sample, got {_shape(rows[1][:1])}"
+                f"expected a truth of {_shape(rows[0][:1])} values per sample, got "
+                f"{_shape(rows[1][:1])}"
             )
 
     def _parts(self) -> tuple[tuple[str, Sequence[object] | Tensor | None, int], ...]:
-        """What has an entry for each recovered sample, with the axes a tensor has."""
+        """The fields with an entry per recovered sample: name, value, and dimensions of a tensor."""
         return (
             ("approximate", self.approximate, 1),
             ("inputs", self.inputs, 2),
@@ -234,12 +235,12 @@ class Finding:
 
     @property
     def is_likely(self) -> bool:
-        """Do these samples fit the update, and only lack a proof?"""
+        """Do the samples fit the update, with only the proof missing?"""
         return self.outcome is Outcome.APPROXIMATE and not any(self.approximate)
 
     @property
     def headline(self) -> str:
-        """What it gave away, in one sentence."""
+        """What the update gave away, in one sentence."""
         inner = "inputs of an inner layer (activations, not the data)"
         what = inner if self.activations else "samples"
         size = "an unknown number of" if self.batch_size is None else str(self.batch_size)
@@ -258,14 +259,14 @@ class Finding:
 
     @property
     def holds_data(self) -> bool:
-        """Does it hold a client's data, recovered or true?"""
+        """Does the finding hold a client's data, recovered or true?"""
         parts = [self.inputs, self.labels]
         if self.truth is not None:
             parts += [self.truth.inputs, self.truth.labels]
         return any(part is not None and part.numel() for part in parts)
 
     def redacted(self) -> Finding:
-        """The same without recovered data, the truth's data and the folders of files."""
+        """The finding without recovered data, true data and the folders of files."""
         from spear.report.redaction import without_folders
 
         truth = self.truth and dataclasses.replace(
@@ -280,5 +281,5 @@ class Finding:
 
 
 def _shape(part: Sequence[object] | Tensor) -> str:
-    """How many there are, in words."""
+    """Its size as text."""
     return " x ".join(map(str, part.shape)) if isinstance(part, Tensor) else str(len(part))

@@ -18,7 +18,7 @@ from spear.report.finding import Finding, ImageFormat
 from spear.report.report import Report
 from spear.report.truth import compare, read_batch
 
-# What the verdict says about a model that was recognised from its weights alone.
+# What the verdict says about a model that was guessed from its weights alone.
 _GUESS = {
     Proof.REPLAY: "The replay confirms that it is one.",
     Proof.PATTERN: (
@@ -26,13 +26,13 @@ _GUESS = {
         "layer was judged; give the model (and the loss) for a proof by replay and for labels."
     ),
     Proof.NONE: (
-        "Nothing confirms that: if the model has dropout, normalisation or another activation than "
+        "Nothing confirms that: if the model has dropout, normalisation or an activation other than "
         "ReLU, this verdict says little. Give the model."
     ),
 }
 _OTHER_BATCH = (
-    "Proved samples differ from every sample of the truth that was given. Is that the batch of this "
-    "very update? If so, please report a wrong verdict."
+    "Proved samples differ from every sample of the truth that was given. Is that really the batch "
+    "behind this update? If so, please report a wrong verdict."
 )
 
 
@@ -44,15 +44,15 @@ def invert_files(
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Report:
-    """Attack an update on disk, and report.
+    """Attack an update on disk, and report on it.
 
     Args:
         files: where it is.
         image_format: how to show inputs as pictures.
         truth: a file with the client's `inputs` (and `labels`), to compare with; the attack never
             sees it.
-        settings: put into the report, to repeat it.
-        options: of `spear.invert`: finder, generator, max_seconds, on_progress, executor.
+        settings: stored in the report, to repeat it.
+        options: passed on to `spear.invert`: finder, generator, max_seconds, on_progress, executor.
     """
     began = time.monotonic()
     loss = None if files.loss is None else loss_of(files.loss)
@@ -64,7 +64,7 @@ def invert_files(
         title = f"What {name} gives away"
         return Report.new("inversion", title, found.headline, [found], settings=settings)
     if image_format is not None:
-        image_format.fits(torch.empty(0, view.inputs))  # told before the attack
+        image_format.fits(torch.empty(0, view.inputs))  # raises before the attack
     batch = None if truth is None else read_batch(truth)
     if batch is not None and batch[0].shape[1] != view.inputs:
         raise InvalidFile(

@@ -1,4 +1,4 @@
-"""A report as a notebook shows it: a fragment of HTML, with the colours of the notebook."""
+"""A report as shown in a notebook: an HTML fragment that keeps the notebook's colours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spear.report.finding import Finding
 from spear.report.report import SEVERITY, Report
 
 _MOST_FINDINGS, _MOST_PICTURES = 3, 16
-_EDGES = {  # seen on light and on dark ground
+_EDGES = {  # visible on light and on dark backgrounds
     "exact": "#d9443c",
     "partial": "#d9822b",
     "approximate": "#b8961f",

@@ -18,11 +18,11 @@ from spear.report.report import SEVERITY, Cell, Drawing, Report, Table
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_OPEN = 3  # findings; more of them are closed until asked for
+_OPEN = 3  # findings shown open; if there are more, all start closed
 
 
 def render(report: Report) -> str:
-    """The page, with everything a user named escaped."""
+    """The page, with all user-given text escaped."""
     style, script = _asset("page.css"), _asset("page.js")
     budget = evidence.PictureBudget()
     chosen = dict.fromkeys(_worst(report.findings))
@@ -53,12 +53,12 @@ def render(report: Report) -> str:
             policy=_policy(style, script),
         )
     )
-    # Paths that are no UTF-8 have half characters, which no file can hold.
+    # Paths that are not UTF-8 contain lone surrogates, which cannot be written to a file.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Shown:
-    """A finding with everything that its part of the page shows."""
+    """A finding, with everything that its section of the page shows."""
 
     def __init__(self, number: int, finding: Finding, budget: evidence.PictureBudget) -> None:
         samples = evidence.samples(finding)
@@ -78,7 +78,7 @@ class Shown:
 
 
 def _worst(findings: Sequence[Finding]) -> list[int]:
-    """Which findings are shown one by one, in their order: all, or the worst of too many."""
+    """Which findings are shown one by one, in order: all, or the worst if there are too many."""
     order = sorted(range(len(findings)), key=lambda i: -SEVERITY.index(findings[i].outcome))
     return sorted(order[: evidence.MOST_FINDINGS])
 
@@ -123,7 +123,7 @@ def _worst_psnr(findings: Sequence[Finding]) -> list[tuple[str, str]]:
 
 
 def _overview(findings: Sequence[Finding]) -> Table:
-    """One row per finding; the page links the first cell to its part."""
+    """One row per finding; the page links the first cell to its section."""
     columns = ("update", "outcome", "certified", "recovered", "batch size", "proof", "λ", "seconds")
     return Table("All updates", columns, tuple(_overview_row(finding) for finding in findings))
 
@@ -143,7 +143,7 @@ def _overview_row(finding: Finding) -> tuple[Cell, ...]:
 
 
 def _svg_uri(drawing: Drawing) -> str:
-    """As an image's address: in an image no script runs and nothing is fetched."""
+    """The drawing as a data URI: within an image, no script runs and nothing is fetched."""
     raw = drawing.svg.encode("utf-8", "replace")
     return "data:image/svg+xml;base64," + base64.b64encode(raw).decode("ascii")
 

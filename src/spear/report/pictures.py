@@ -24,7 +24,7 @@ def png(image: Tensor, scale: int = 1) -> bytes:
 
 
 def data_uri(image: Tensor) -> str:
-    """The same as a data URI, for a page that needs no other file."""
+    """The image as a data URI, for a page that needs no other file."""
     return "data:image/png;base64," + base64.b64encode(png(image)).decode("ascii")
 
 

@@ -39,7 +39,7 @@ _SVG: Any = {"metadata": {"Date": None, "Creator": None}}
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Figures made and saved within look alike."""
+    """Within this context, all figures share one style."""
     try:
         import matplotlib as mpl
     except ImportError as error:
@@ -49,14 +49,14 @@ def style() -> Iterator[None]:
 
 
 def figure(width: float = 3.4, height: float = 2.4) -> Figure:
-    """An empty figure in inches; a paper's column is 3.4 wide."""
+    """An empty figure, sizes in inches; a paper's column is 3.4 wide."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save(drawn: Figure, path: Path) -> list[Path]:
-    """As PNG and as SVG."""
+    """Save the figure as PNG and as SVG."""
     files = [path.with_suffix(".png"), path.with_suffix(".svg")]
     contents = {}
     for file, options in zip(files, (_PNG, _SVG), strict=True):

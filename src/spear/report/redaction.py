@@ -1,4 +1,4 @@
-"""A redacted report keeps the names of files, and drops those of their folders."""
+"""A redacted report keeps the names of files but drops their folders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-# A path within a text: from a root, a home or a drive, with leading dots, or folders and a file.
+# A path within a text: absolute, from ~ or a drive, with leading dots, or folders and a file.
 _PATH = re.compile(
     r"""(?<![\w/\\.~])
     (?: (?:[A-Za-z]:|~\w*|\.{1,2})?[/\\] [^\s'"(),;:=]*
@@ -17,7 +17,7 @@ _PATH = re.compile(
 
 
 def without_folders(value: Any) -> Any:
-    """The same with each path cut to its last part; in a command line, word by word.
+    """The value with each path cut to its last part; in a command line, word by word.
 
     >>> without_folders("the weights that /home/ann/nets.py:Net gave, and/or 3/4 of them")
     'the weights that nets.py:Net gave, and/or 3/4 of them'

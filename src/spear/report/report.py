@@ -1,4 +1,4 @@
-"""A report, of one update, a sweep or a federation: the verdict first, then the evidence."""
+"""A report on one update, a sweep or a federation: the verdict first, then the evidence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spear.errors import InvalidOption
 from spear.inversion import Inversion, Outcome
 from spear.report.finding import Finding, ImageFormat, Truth
 
-# From mild to bad, for the client: "cannot tell" may turn out worse than "nothing recovered".
+# From mild to bad for the client: "cannot tell" may turn out worse than "nothing recovered".
 SEVERITY = (
     Outcome.FAILED,
     Outcome.INCONCLUSIVE,
@@ -29,7 +29,7 @@ Cell = str | int | float | bool | None
 class Level(Enum):
     """What a remark means for the clients."""
 
-    EXPOSED = "exposed"  # an attack gets through here
+    EXPOSED = "exposed"  # an attack succeeds here
     PROTECTED = "protected"  # something stands in its way
     NOTE = "note"  # neither
 
@@ -56,8 +56,8 @@ class Table:
         ragged = [row for row in self.rows if len(row) != len(self.columns)]
         if ragged:
             raise InvalidOption(
-                f"table {self.title!r}: expected {len(self.columns)} cells in each row, as it has "
-                f"columns, got {len(ragged[0])}"
+                f"table {self.title!r}: expected {len(self.columns)} cells in each row, one per "
+                f"column, got {len(ragged[0])}"
             )
 
 
@@ -88,12 +88,12 @@ class Report:
     tables: tuple[Table, ...] = ()
     drawings: tuple[Drawing, ...] = field(default=(), repr=False)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """How to repeat it, as JSON has it; "command" is the command line."""
+    """How to repeat it, as JSON values; "command" is the command line."""
     versions: Mapping[str, str] = field(default_factory=dict)
     created: str = ""
-    """When, as ISO 8601 in UTC."""
+    """Time of creation, ISO 8601 in UTC."""
     seconds: float | None = None
-    """Of the whole run."""
+    """Duration of the whole run."""
     is_redacted: bool = False
     overall: Outcome | None = None
     """The overall outcome, where the findings are only examples."""
@@ -112,7 +112,7 @@ class Report:
         seconds: float | None = None,
         overall: Outcome | None = None,
     ) -> Report:
-        """A report with the present time, and the versions of what made it."""
+        """A report with the current time and the software versions."""
         import torch
 
         from spear.files import commit, versions
@@ -157,14 +157,14 @@ class Report:
 
     @property
     def outcome(self) -> Outcome | None:
-        """The worst that happened to any client; None where nothing was attacked."""
+        """The worst outcome for any client; None if nothing was attacked."""
         if self.overall is not None:
             return self.overall
         outcomes = [finding.outcome for finding in self.findings]
         return max(outcomes, key=SEVERITY.index) if outcomes else None
 
     def redacted(self) -> Report:
-        """The same without recovered data, originals, labels and the folders of files."""
+        """The report without recovered data, originals, labels and the folders of files."""
         from spear.report.redaction import without_folders
 
         return dataclasses.replace(

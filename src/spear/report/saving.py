@@ -13,10 +13,10 @@ from spear.report.finding import Finding
 
 
 def save_inputs(finding: Finding, folder: Path) -> list[Path]:
-    """Write `recovered.safetensors`, and `sample-01.png` ... where it has an image format.
+    """Write `recovered.safetensors`, and `sample-01.png` ... if the finding has an image format.
 
     The tensors are `inputs` (k, n), `certified` and `approximate` (k,) and, if known, `labels`
-    (k,), -1 for unknown ones. Nothing is written where nothing was recovered.
+    (k,), -1 for unknown ones. If nothing was recovered, nothing is written.
     """
     try:
         from safetensors.torch import save

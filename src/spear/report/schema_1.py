@@ -1,8 +1,8 @@
 """Reports of schema 1: there was no "cannot tell", no cause and no list of assumptions.
 
-An update that could not be attacked as what it is had a flag, `judged`, beside its outcome. One of
-which samples came back and nothing was proved was FAILED; whether these were right nobody knows.
-Both are INCONCLUSIVE today.
+There, an update that could not be judged had the flag `judged` set to false, beside its outcome. If
+samples came back but nothing was proved, the outcome was FAILED, although the samples may have been
+right. Both are INCONCLUSIVE today.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SEVERITY = tuple(outcome for outcome in SEVERITY if outcome is not Outcome.INCO
 
 
 def converted(content: dict[str, Any]) -> dict[str, Any]:
-    """The same as a report of schema 2; its stated outcome must have been true of its findings."""
+    """The report in schema 2; raises if its stated outcome contradicts its findings."""
     old = content["findings"]
     if not isinstance(old, list):
         raise TypeError(f"expected a list of findings, got {old!r:.40}")

@@ -1,4 +1,4 @@
-"""Ground truth beside a recovery, where the auditor has it."""
+"""Ground truth to compare a recovery with, if the auditor has it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INPUTS, _LABELS = ("inputs", "x", "X", "data", "images"), ("labels", "y", "Y", 
 
 
 def read_batch(path: Path) -> tuple[Tensor, Tensor | None]:
-    """A file's samples, one in each row, and their labels if it has them."""
+    """The samples in a file, one per row, and their labels if it has any."""
     tensors = read_tensors(path)
     inputs = next((tensors[name] for name in _INPUTS if name in tensors), None)
     labels = next((tensors[name] for name in _LABELS if name in tensors), None)
@@ -44,21 +44,21 @@ def compare(
     names: Sequence[str] | None = None,
     image_format: ImageFormat | None = None,
 ) -> Truth:
-    """Which true sample each recovered one is, and how close.
+    """Which true sample each recovered one matches, and how closely.
 
-    PSNR is of pictures in [0, 1] where there is an `image_format`, else relative to the range of the
+    With an `image_format`, PSNR is of pictures in [0, 1]; otherwise it is relative to the range of the
     true inputs.
 
     Args:
         recovered: (k, n).
         inputs: (b, n), the truth.
         labels: (b,).
-        names: (b,) of the samples; numbers unless given.
+        names: (b,) names of the samples; numbered unless given.
         image_format: how inputs become pictures.
     """
     if inputs.shape[1] != recovered.shape[1]:
         raise InvalidOption(
-            f"expected true samples of {recovered.shape[1]} values, as the layer has inputs, got "
+            f"expected true samples of {recovered.shape[1]} values, one per input of the layer, got "
             f"{inputs.shape[1]}"
         )
     if image_format is not None:

@@ -56,13 +56,13 @@ _MEANINGS = {  # {update} is the one that was attacked, or the worst of several
     ),
     Outcome.INCONCLUSIVE: (
         "This says nothing, one way or the other: {update} may give away every sample, or none. "
-        "See why, below."
+        "The reason is given below."
     ),
     Outcome.FAILED: f"No client's sample is known to have leaked. {_NO_GUARANTEE}",
 }
 _ACTIVATIONS = (
     "What came back are inputs of an inner layer, which the layers before it computed from the "
-    "client's data. The data follow as far as those layers can be inverted."
+    "client's data. The data can be recovered as far as those layers can be inverted."
 )
 _UNPROVED = (
     "Whoever receives this update most likely gets the client's samples: what came back fits the "
@@ -89,7 +89,7 @@ class Headline:
 
 
 def outcome_of(finding: Finding) -> str:
-    """How one update ended."""
+    """The outcome for one update, in words."""
     return _LIKELY if finding.is_likely else OUTCOMES[finding.outcome]
 
 
@@ -106,7 +106,9 @@ def verdict(report: Report) -> Headline:
         return Headline("partial", "Exposed", "Clients are exposed where it says so below.")
     if Level.PROTECTED in levels:
         return Headline("failed", "No opening found", _NO_GUARANTEE)
-    meaning = "These results hold for these settings and this attack, and are no guarantee beyond."
+    meaning = (
+        "These results hold for these settings and this attack; they guarantee nothing beyond."
+    )
     return Headline("neutral", "Results", meaning)
 
 
@@ -123,7 +125,7 @@ def _of_findings(outcome: Outcome, findings: Sequence[Finding]) -> Headline:
 
 
 def cell(value: Cell) -> str:
-    """A table's cell: thousands apart, four digits, yes and no."""
+    """A table's cell as text: thousands separated, four digits, yes and no."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return NONE
     if isinstance(value, bool):
@@ -149,7 +151,7 @@ def number(value: float) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Is it one that can be put in order?"""
+    """Is it a number that can be sorted?"""
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     return real and math.isfinite(value)  # type: ignore[arg-type]
 
@@ -164,7 +166,7 @@ def numeric_columns(rows: Sequence[Sequence[Cell]], columns: int) -> list[bool]:
 
 
 def decibel(value: float | None) -> str:
-    """A PSNR; 400 dB stands for equal bits."""
+    """A PSNR as text; 400 dB stands for equal bits."""
     if value is None or not math.isfinite(value):
         return NONE
     if abs(value) >= PERFECT_DB:
@@ -173,7 +175,7 @@ def decibel(value: float | None) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time span.
+    """A duration as text.
 
     >>> seconds(0.0123), seconds(0.92), seconds(75.2), seconds(7300)
     ('12 ms', '0.92 s', '1 min 15 s', '2 h 1 min')

@@ -1,4 +1,4 @@
-"""Examples of a sweep, for people to see: an update at each end, attacked again."""
+"""Examples from a sweep to look at: updates from both ends of it, attacked again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from spear.sweep.running import attacked_again
 from spear.trials import Row
 
 _EXAMPLES = "examples.json"
-_PATIENCE = 10.0  # seconds
+_PATIENCE = 10.0  # seconds that an example's attack should take at most
 
 
 def pick_examples(sweep: Sweep, found: Sequence[Leakage]) -> list[Finding]:
-    """One update at each end, attacked again: what leaks most, what barely does, what does not."""
+    """Updates attacked again to show: what leaks most, what barely leaks, and what does not."""
     base = sweep.grid.base
     return [
         attacked_again(sweep, leakage, row.seed).finding(
@@ -33,7 +33,7 @@ def _extremes(found: Sequence[Leakage]) -> list[tuple[str, Leakage, Row]]:
     chosen: list[tuple[str, Leakage, Row]] = []
     for defended, why in (
         (False, "Without a defence: the largest batch that came back whole"),
-        (True, "With a defence, and whole all the same"),
+        (True, "With a defence, yet whole all the same"),
     ):
         own = [a for a in exact if a.setting.defended is defended]
         if own:
@@ -49,29 +49,29 @@ def _extremes(found: Sequence[Leakage]) -> list[tuple[str, Leakage, Row]]:
     if quiet:
         nearest = max(quiet, key=lambda a: a.best or 0)
         wanted = max(nearest.done, key=lambda row: row.metrics["best"] or -1e9)
-        chosen.append(("Nothing recognisable: the nearest that the attack came", nearest, wanted))
+        chosen.append(("Nothing recognisable: the closest that the attack came", nearest, wanted))
     return chosen
 
 
 def _quick(found: Sequence[Leakage], *levels: LeakageLevel) -> list[Leakage]:
-    """Those of the levels that can be attacked again while somebody waits; all if there is none."""
+    """Settings of these levels that can be attacked again quickly; all of them if none can."""
     candidates = [a for a in found if a.verdict in levels]
     return [a for a in candidates if (a.seconds or 0.0) < _PATIENCE] or candidates
 
 
 def keep_examples(out: Path, findings: Sequence[Finding]) -> None:
-    """Beside the rows, for `--only-draw`."""
+    """Save the examples beside the rows, for `--only-draw`."""
     Report.new("audit", "examples", "", findings).save(out / _EXAMPLES)
 
 
 def forget_examples(out: Path) -> bool:
-    """Remove those of an earlier run, if it kept any: they are clients' data."""
+    """Remove the examples of an earlier run, which are clients' data. True if there were any."""
     there = (out / _EXAMPLES).is_file()
     (out / _EXAMPLES).unlink(missing_ok=True)
     return there
 
 
 def kept_examples(out: Path) -> tuple[Finding, ...]:
-    """Those of an earlier run; none if it kept none."""
+    """The examples that an earlier run kept, if any."""
     path = out / _EXAMPLES
     return load(path).findings if path.exists() else ()

@@ -26,8 +26,8 @@ AXES = {
     "clients": "clients aggregated",
 }
 _PLAIN = tuple(name for name in AXES if name != "noise")
-# The sweep that is run where nothing is asked for. For a layer of width 200 it crosses the frontier
-# along every axis, in some four minutes on two cores.
+# The sweep that is run by default. For a layer of width 200 it crosses the frontier along every axis,
+# in about four minutes on two cores.
 DEFAULT: Mapping[str, Sequence[Any]] = {
     "samples": (8, 32, 64, 96),
     "epochs": (0, 1, 5),
@@ -38,12 +38,12 @@ DEFAULT: Mapping[str, Sequence[Any]] = {
     "pruned": (0.0, 0.5),
     "clients": (1, 4, 12),
 }
-# Clipping and epsilon are Opacus'; without it noise is all there is.
+# Clipping and epsilon need Opacus; without it only noise is varied.
 _WITHOUT_OPACUS = {"sigma": (0, 3e-5, 1e-4, 1e-3, 1e-2)}
 
 
 def default_lists(samples: int) -> dict[str, tuple[Any, ...]]:
-    """The lists of the built-in sweep, as far as so many samples suffice for them.
+    """The lists of the built-in sweep, cut to what this many samples allow.
 
     >>> default_lists(60)["samples"], default_lists(60)["clients"]
     ((8, 32), (1, 4))
@@ -73,8 +73,8 @@ class Grid:
     """The settings of a sweep.
 
     Args:
-        values: lists by the names of `Setting`'s fields. The first of each is the base's.
-        cross: all combinations, instead of one thing at a time.
+        values: lists by the names of `Setting`'s fields. The first value of each belongs to the base.
+        cross: try all combinations, instead of varying one thing at a time.
 
     >>> lists = {"samples": (8, 32), "clip": (None, 1.0), "epsilon": (math.inf, 8.0)}
     >>> grid = Grid(lists)
@@ -94,16 +94,16 @@ class Grid:
         empty = [name for name, values in self.values.items() if not len(values)]
         if empty:
             raise InvalidOption(f"expected at least one value of {empty[0]}, got none")
-        _ = self.settings  # every one of them is checked
+        _ = self.settings  # checks every setting
 
     @property
     def base(self) -> Setting:
-        """The first value of every list; of noise, in sigma before multiplier before epsilon."""
+        """The first value of every list; for noise: sigma, else multiplier, else epsilon."""
         return self._setting({name: values[0] for name, values in self._lists.items()})
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """All that are to be measured, each once, the base first."""
+        """All settings to measure, each once, the base first."""
         if self.cross:
             names = list(self._lists)
             products = itertools.product(*self._lists.values())
@@ -114,7 +114,7 @@ class Grid:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """What is varied, each thing on its own, the others at the base's value."""
+        """What is varied: one thing per axis, with all others at the base's values."""
         first = {name: values[0] for name, values in self._lists.items()}
         return tuple(
             Axis(
@@ -127,7 +127,7 @@ class Grid:
 
     @property
     def _lists(self) -> dict[str, tuple[Any, ...]]:
-        """The lists, with noise in whatever unit as one of them: (unit, value)."""
+        """The lists, with noise in any unit merged into one list of (unit, value)."""
         lists = {name: tuple(self.values[name]) for name in _PLAIN if name in self.values}
         noise = [(unit, value) for unit in NOISE for value in self.values.get(unit, ())]
         if noise:
@@ -139,7 +139,7 @@ class Grid:
         unit, amount = chosen.get("noise", ("sigma", 0))
         values[unit] = amount
         if unit != "sigma" and not _is_quiet(unit, amount) and values.get("clip") is None:
-            # Noise in these units belongs to a clipping norm: the first that was given.
+            # Noise in these units needs a clipping norm: take the first that was given.
             norms = [norm for norm in self.values.get("clip", ()) if norm is not None]
             values["clip"] = norms[0] if norms else None
         return Setting.of(**values)

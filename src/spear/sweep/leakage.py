@@ -1,4 +1,4 @@
-"""What the rows of one setting come to: how much leaked, how sure that is, and what it costs."""
+"""Summary of one setting's rows: how much leaked, how sure that is, and what the setting costs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Leakage:
 
     setting: Setting
     noise: Noise
-    rows: tuple[Row, ...]  # one a batch
+    rows: tuple[Row, ...]  # one per batch
     utility: Utility | None
 
     @property
@@ -41,31 +41,31 @@ class Leakage:
 
     @property
     def failed(self) -> list[Row]:
-        """Trials that say nothing: an error, or a worker that died."""
+        """Trials without a result: an error, or a worker that died."""
         return [row for row in self.rows if row.status is not Status.DONE]
 
     @property
     def out_of_time(self) -> int:
-        """Batches that were not recovered whole when the attack's time was over."""
+        """Batches that were not fully recovered when the attack's time ran out."""
         return sum(row.cut_short and not row.metrics["exact"] for row in self.done)
 
     @property
     def leaked(self) -> Rate:
-        """Batches of which any sample was recognisable, exact or certified."""
+        """Batches with at least one sample recognisable, exact or certified."""
         return self._rate(lambda m: m["recognised"] or m["recovered"] or m["certified"])
 
     @property
     def single(self) -> Rate:
-        """Batches of which any sample was exact."""
+        """Batches with at least one exact sample."""
         return self._rate(lambda m: m["recovered"])
 
     @property
     def exact(self) -> Rate:
-        """Batches of which every sample was exact."""
+        """Batches with every sample exact."""
         return self._rate(lambda m: m["exact"])
 
     def share(self, metric: str) -> float | None:
-        """Of all samples of all batches, how many are `metric`: recovered, recognised, certified."""
+        """The share of all samples that are `metric`: recovered, recognised or certified."""
         total = sum(row.metrics["samples"] for row in self.done)
         return sum(row.metrics[metric] for row in self.done) / total if total else None
 
@@ -75,18 +75,18 @@ class Leakage:
 
     @property
     def best(self) -> float | None:
-        """PSNR of the best sample of all batches."""
+        """PSNR of the best sample in any batch."""
         return max(self._best_of_each(), default=None)
 
     @property
     def usual_best(self) -> float | None:
-        """Median over the batches of their best sample's PSNR."""
+        """PSNR of a batch's best sample, median over batches."""
         found = self._best_of_each()
         return statistics.median(found) if found else None
 
     @property
     def seconds(self) -> float | None:
-        """Median of the attack."""
+        """Median duration of the attack."""
         times = [row.seconds for row in self.done if row.seconds is not None]
         return statistics.median(times) if times else None
 
@@ -127,7 +127,7 @@ def along(axis: Axis, found: Iterable[Leakage]) -> list[tuple[Any, Leakage]]:
         return sorted(points, key=lambda point: point[1].noise.sigma)
     if axis.name == "precision":
         return points
-    if axis.name == "clip":  # no clipping first, then ever tighter
+    if axis.name == "clip":  # no clipping first, then tighter and tighter
         return sorted(points, key=lambda p: -(p[0] if p[0] is not None else float("inf")))
     return sorted(points, key=lambda point: point[0] or 0)
 

@@ -1,4 +1,4 @@
-"""The plan of a sweep: its trials, and what their rows come to. Nothing is run here."""
+"""The plan of a sweep: its trials, and the summary of their rows. Nothing is run here."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Sweep:
     Args:
         subject: model and data.
         grid: the settings.
-        repeats: private batches at each setting.
-        seed: of the first batch.
-        max_seconds: of one attack.
-        privacy: what epsilon is counted for.
+        repeats: private batches per setting.
+        seed: seed of the first batch.
+        max_seconds: time limit of one attack.
+        privacy: what epsilon covers.
         training: how utility is measured.
     """
 
@@ -55,7 +55,7 @@ class Sweep:
             )
 
     def check(self) -> None:
-        """Raise if model, data and settings do not go together: before anything is run."""
+        """Raise if model, data and settings do not fit together, before anything is run."""
         for width in dict.fromkeys(setting.width for setting in self.grid.settings):
             model = self.subject.build(width, self.seed)
             fitted = self.subject.fitted(model)
@@ -68,14 +68,14 @@ class Sweep:
         return {setting: noise_of(setting, self.privacy) for setting in self.grid.settings}
 
     def trials(self) -> list[Trial]:
-        """One attack each. All settings grow together, so a run that is cut short shows them all."""
+        """The attacks, seed by seed, so that a run that is cut short has covered every setting."""
         seeds = range(self.seed, self.seed + self.repeats)
         settings = self.grid.settings
         found = [self._attack(setting, seed) for seed in seeds for setting in settings]
         return list({trial.key: trial for trial in found}.values())
 
     def trainings(self) -> list[Trial]:
-        """One training each, of every setting and of the same without defence."""
+        """The training runs: each setting, and the same setting without defence."""
         if not self.training.rounds:
             return []
         wanted = [
@@ -89,7 +89,7 @@ class Sweep:
         return list({trial.key: trial for trial in found}.values())
 
     def parts(self, out: Path, *, again: bool = False) -> list[Part]:
-        """What is to be run: attacks, then trainings, each with its file of rows."""
+        """What is to be run: attacks, then training runs, each with their own file of rows."""
         kinds = ((LEAKAGE, self.trials()), (UTILITY, self.trainings()))
         return [Part(RowFile(out, kind), trials, again) for kind, trials in kinds if trials]
 
@@ -98,7 +98,7 @@ class Sweep:
 
     @cached_property
     def _attacked(self) -> Mapping[Setting, Mapping[str, Any]]:
-        """What the attacks at each setting depend on beside their seed."""
+        """What the attacks at each setting depend on besides their seed."""
         trained, limits = bool(self.subject.trained_steps), {"max_seconds": self.max_seconds}
         return {
             setting: {
@@ -115,13 +115,13 @@ class Sweep:
         return Trial(UTILITY, {**self._computed(setting), **own, **limits}, seed)
 
     def _computed(self, setting: Setting) -> dict[str, Any]:
-        """What a result depends on: noise in whatever unit is the same noise."""
+        """What a result depends on, with noise in one unit, whichever it was given in."""
         noise = self.noises.get(setting) or noise_of(setting, self.privacy)
         same = dataclasses.asdict(resolved(setting, noise.sigma))
         return {name: value for name, value in same.items() if value != FIELDS[name]}
 
     def _digest(self, setting: Setting, *, trained: bool) -> str:
-        """Names model, data and loss, so that rows of others are never taken for theirs."""
+        """Identifies model, data and loss, so that rows of others are never mixed up with theirs."""
         subject = self.subject
         parts: list[object] = [
             self._models[setting.width],
@@ -142,7 +142,7 @@ class Sweep:
         return self.subject.samples().digest
 
     def summary(self, out: Path) -> list[Leakage]:
-        """What the rows in `out` come to, setting by setting."""
+        """The rows in `out`, summarised by setting."""
         attacks, trainings = RowFile(out, LEAKAGE).rows(), RowFile(out, UTILITY).rows()
         seeds = range(self.seed, self.seed + self.repeats)
         found = []

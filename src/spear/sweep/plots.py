@@ -19,12 +19,12 @@ from spear.sweep.trial import OTHER_DB, PICTURE_DB
 from spear.update import NOISE_UNITS
 
 Points = Sequence[tuple[Any, Leakage]]  # an axis' values and what was found there
-_SHOWN_DB = 120.0  # beyond that all recoveries are alike: rounding
-_OFFSET = 0.012  # of the axis
+_SHOWN_DB = 120.0  # beyond that, only rounding differs
+_OFFSET = 0.012  # share of the axis
 
 
 def drawings(sweep: Sweep, found: Sequence[Leakage]) -> tuple[Drawing, ...]:
-    """A drawing for each axis, and a map where two were crossed."""
+    """A drawing for each axis, and a map if axes were crossed."""
     measured = {leakage.setting for leakage in found if leakage.done}
     axes = [axis for axis in sweep.grid.axes if measured & {s for _, s in axis.points}]
     drawn = [_axis(sweep, axis, found) for axis in axes]
@@ -49,16 +49,16 @@ def _axis(sweep: Sweep, axis: Axis, found: Sequence[Leakage]) -> Drawing:
             _ticks(panel, axis, x, points)
         svg = _svg(drawn, axis.name)
     caption = (
-        "Left: share of batches of which anything leaked, and that came back whole, with 95 % "
-        "intervals. Then the best sample of a batch: the median over batches, a cross where none came "
-        "back."
+        "Left: share of batches from which anything leaked, and of those that came back whole, with "
+        "95 % intervals. Next: the best sample of a batch, median over batches; a cross where none "
+        "came back."
     )
     caption += " Right: training under the same setting, ± over runs." if measured else ""
     return Drawing(f"Leakage against {axis.title}", svg, caption)
 
 
 def _positions(axis: Axis, points: Points) -> list[float]:
-    """Noise by its logarithm, no noise a step before the least; other values one after another."""
+    """Noise on a log scale, with no noise a step left of the least; other values evenly spaced."""
     if axis.name != "noise":
         return [float(i) for i in range(len(points))]
     logs = [math.log10(a.noise.sigma) if a.noise.sigma else None for _, a in points]
@@ -75,7 +75,7 @@ def _ticks(panel: Any, axis: Axis, x: Sequence[float], points: Points) -> None:
         return
     panel.set_xticks(x, [f"{a.noise.sigma:.1e}" if a.noise.sigma else "0" for _, a in points])
     panel.tick_params(axis="x", rotation=45)
-    panel.set_xlabel("noise σ on an entry of the update")
+    panel.set_xlabel("noise σ per entry of the update")
     if any(a.noise.multiplier for _, a in points):
         above = panel.secondary_xaxis("top")
         above.set_xticks(x, [_private(a) for _, a in points], fontsize=6)
@@ -95,7 +95,7 @@ def _leakage(panel: Any, x: Sequence[float], points: Points, *, joined: bool) ->
         ("anything leaked", plots.ORANGE, "o", "-", [a.leaked for _, a in points]),
         ("whole batch exact", plots.BLUE, "s", "--", [a.exact for _, a in points]),
     )
-    apart = _OFFSET * (max(x) - min(x) or 1.0)  # so that no interval hides the other
+    apart = _OFFSET * (max(x) - min(x) or 1.0)  # so that the intervals do not hide each other
     for side, (label, colour, marker, line, rates) in zip((-apart, apart), styles, strict=True):
         shares = [100 * (rate.share or 0.0) for rate in rates]
         bounds = [[100 * bound for bound in rate.interval()] for rate in rates]
@@ -161,7 +161,7 @@ def _utility(panel: Any, x: Sequence[float], points: Points, *, classes: bool) -
 
 
 def _map(sweep: Sweep, found: Sequence[Leakage]) -> Drawing:
-    """Two axes against each other, the others at the base: how many batches leak, and come whole."""
+    """Two axes against each other, the others at the base: batches that leak, and that come whole."""
     down, across = sorted(sweep.grid.axes, key=lambda a: len(a.points), reverse=True)[:2]
     by_setting = {leakage.setting: leakage for leakage in found}
     rows = along(down, found)
@@ -187,7 +187,7 @@ def _map(sweep: Sweep, found: Sequence[Leakage]) -> Drawing:
         panel.grid(visible=False)
         drawn.colorbar(image, ax=panel, label="batches leaking, %")
         svg = _svg(drawn, "map")
-    caption = f"In a field: batches exact / batches leaking, of {sweep.repeats}."
+    caption = f"In each field: batches exact / batches leaking, of {sweep.repeats}."
     return Drawing(f"Leakage by {down.title} and {across.title}", svg, caption)
 
 
@@ -199,7 +199,7 @@ def _both(one: Leakage, two: Leakage, across: Axis) -> Setting:
 
 
 def _svg(drawn: Any, title: str) -> str:
-    """The figure as an SVG element, on white paper of its own."""
+    """The figure as an SVG element with its own white background."""
     import matplotlib as mpl
 
     buffer = io.StringIO()

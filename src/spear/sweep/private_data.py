@@ -27,11 +27,11 @@ _KNOWN: Mapping[str, Callable[[Path], ImageData | TabularData]] = {
     "tiny_imagenet": readers.tiny_imagenet,
     "adult": readers.adult,
 }
-_DRAWN = 2000  # of a known dataset: enough for any batch, and for training a little
+_DRAWN = 2000  # samples of a known dataset: enough for any batch, and for a little training
 _PHOTOS, _PIXELS = 800, 32
 _PHOTO_MEAN, _PHOTO_STD = 0.5, 0.25
 _MOST_CLASSES = 10**6
-_SLACK = 0.5  # pixels may leave [0, 1] by so much before mean and std are clearly others'
+_SLACK = 0.5  # pixels may leave [0, 1] by this much before mean and std must be wrong
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +39,11 @@ class PrivateData:
     """Samples with labels, and what they look like.
 
     Args:
-        name: in words.
+        name: for messages and reports.
         inputs: (N, ...) as the model takes them.
         labels: (N,) classes as int64, or (N, ...) numbers as floats.
-        image_format: how a sample becomes a picture in [0, 1]; None where it is none.
-        names: (N,) of the samples; numbers unless given.
+        image_format: how a sample becomes a picture in [0, 1]; None if samples are not pictures.
+        names: (N,) names of the samples; numbered unless given.
     """
 
     name: str
@@ -87,12 +87,12 @@ class PrivateData:
 
     @property
     def classes(self) -> int | None:
-        """How many; None where labels are numbers."""
+        """How many classes there are; None if labels are numbers."""
         return None if self.labels.is_floating_point() else int(self.labels.max()) + 1
 
     @property
     def digest(self) -> str:
-        """Names the content: other samples or labels, another digest."""
+        """Identifies the content: other samples or labels give another digest."""
         found = hashlib.sha256()
         for tensor in (self.inputs, self.labels):
             found.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -101,7 +101,7 @@ class PrivateData:
 
     @property
     def commonest(self) -> float | None:
-        """The share of the largest class: the accuracy of one who always guesses it."""
+        """The share of the largest class: the accuracy of always guessing it."""
         if self.labels.is_floating_point():
             return None
         return float(self.labels.bincount().max()) / len(self.labels)
@@ -121,19 +121,19 @@ class PrivateData:
         """From arrays or tensors. Bytes become floats in [0, 1]; pictures are recognised by shape.
 
         Args:
-            name: in words.
+            name: for messages and reports.
             inputs: (N, ...).
             labels: (N,) whole numbers are classes, others are numbers to predict.
-            image_format: of the pictures; without it those of shape (N, 1 or 3, H, W) get one by their
-                range.
-            scale: may such a format be guessed?
+            image_format: how samples become pictures; inputs of shape (N, 1 or 3, H, W) get one from
+                their range unless given.
+            scale: whether the format may be guessed like that.
         """
         try:
             x = torch.as_tensor(inputs).detach().cpu()
             y = torch.as_tensor(labels).detach().cpu()
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidOption(
-                f"{name}: expected arrays of numbers, got others: {error}"
+                f"{name}: expected arrays of numbers, got something else: {error}"
             ) from error
         x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
         if x.ndim < 2 or not len(x):
@@ -154,7 +154,7 @@ class PrivateData:
 
 
 def _by_range(x: Tensor) -> ImageFormat:
-    """Pictures whose darkest and brightest values are taken for 0 and 1, if they are not these."""
+    """A format for pictures; outside [0, 1], their darkest and brightest values become 0 and 1."""
     low, high = float(x.min()), float(x.max())
     shape = (x.shape[1], x.shape[2], x.shape[3])
     within = low >= 0 and high <= 1
@@ -162,11 +162,11 @@ def _by_range(x: Tensor) -> ImageFormat:
 
 
 def load_data(spec: str | None, image_format: ImageFormat | None, root: Path | None) -> PrivateData:
-    """The data of a name: a file, a known dataset, package.module:function, or None for photos.
+    """The data by its name: a file, a known dataset, package.module:function, or None for photos.
 
     Args:
         spec: the name.
-        image_format: how its samples are shown.
+        image_format: how its samples are shown as pictures.
         root: folder of the known datasets; SPEAR_DATA unless given.
     """
     if image_format is not None and (spec is None or spec in _KNOWN):
@@ -188,13 +188,13 @@ def load_data(spec: str | None, image_format: ImageFormat | None, root: Path | N
         inputs, labels = given
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise InvalidOption(
-            f"expected {spec} to give (inputs, labels), but {type(error).__name__}: {error}"
+            f"expected {spec} to return (inputs, labels), but {type(error).__name__}: {error}"
         ) from error
     return PrivateData.of(spec, inputs, labels, image_format=image_format)
 
 
 def _photos() -> PrivateData:
-    """Crops of ten photos; a crop's label is the photo it is from, which a network can learn."""
+    """Crops of ten photos, each labelled by its photo, which a network can learn."""
     from spear.data import PHOTOS, photo_crops
 
     pixels, names = photo_crops(_PHOTOS, _PIXELS)

@@ -18,7 +18,7 @@ from spear.sweep.trial import BEYOND_FLAT_DB, OTHER_DB, PICTURE_DB
 
 
 def leakage_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
-    """What leaked at every setting, and what it costs."""
+    """What leaked at each setting, and what each costs."""
     classes = sweep.subject.samples().classes is not None
     base, (unit, digits) = sweep.grid.base, (100, 1) if classes else (1, 4)
 
@@ -42,8 +42,8 @@ def leakage_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
         "± of cost": gain("cost_spread"),
     }
     caption = (
-        f"{sweep.repeats} private batches at each setting, each with weights of its own. A setting is "
-        "named by what tells it from the base."
+        f"{sweep.repeats} private batches per setting, each with weights of its own. A setting is "
+        "named by what differs from the base."
     )
     return _table("Leakage and cost", columns, found, caption)
 
@@ -64,7 +64,7 @@ def settings_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
         "pruned": lambda a: a.setting.pruned,
         "clients": lambda a: a.setting.clients,
     }
-    caption = "Every setting in full, its noise in all units that can be told."
+    caption = "Every setting in full, with its noise in every unit that is defined for it."
     return _table("Settings", columns, found, caption)
 
 
@@ -79,7 +79,7 @@ def _table(
 
 
 def setting_name(leakage: Leakage, base: Setting) -> str:
-    """A setting by what tells it from the base."""
+    """A setting, named by what differs from the base."""
     own = leakage.setting == base
     return f"base: {leakage.setting.words()}" if own else leakage.setting.words(base)
 
@@ -89,9 +89,9 @@ def _rounded(value: float | None, unit: float = 1, digits: int = 1) -> float | N
 
 
 NO_GUARANTEE = "not a guarantee: another attack, or more batches, may do better"
-# Subjects of remarks that explain the figures; the others tell of this run.
+# Subjects of remarks that explain the figures; all others are about this run.
 EXPLANATIONS = ("what counts", "utility", "epsilon")
-_LEARNT = 0.03  # above guessing, before training counts as such
+_LEARNT = 0.03  # accuracy above guessing from which a model counts as trained
 _OUTCOMES = {
     LeakageLevel.EXACT: Outcome.EXACT,
     LeakageLevel.SINGLE: Outcome.PARTIAL,
@@ -114,7 +114,7 @@ def sweep_report(
     settings: Mapping[str, Any] | None = None,
     seconds: float | None = None,
 ) -> Report:
-    """Everything that the rows in `out` come to; nothing is run."""
+    """The report on the rows in `out`; nothing is run."""
     found, data = sweep.summary(out), sweep.subject.samples()
     remarks = [
         *_along_axes(sweep, found),
@@ -125,7 +125,7 @@ def sweep_report(
         drawn = drawings(sweep, found)
     except MissingExtra as error:
         drawn = ()
-        remarks.append(Remark(Level.NOTE, "plots", f"There are none: {error}"))
+        remarks.append(Remark(Level.NOTE, "plots", f"Not drawn: {error}"))
     return Report.new(
         "audit",
         "Where leakage starts and stops",
@@ -192,7 +192,7 @@ def _along_axes(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
 
 
 def _safe(found: Sequence[Leakage], classes: bool) -> list[Remark]:
-    """The settings at which nothing was recovered, said as carefully as that deserves."""
+    """Remarks on the settings at which nothing was recovered, worded with care."""
     remarks = []
     base = found[0].setting if found else None
     for leakage in found:
@@ -213,27 +213,31 @@ def _cost(leakage: Leakage, classes: bool) -> str:
     unit, words = (100, "points of held-out accuracy") if classes else (1, "of held-out loss")
     cost, spread = unit * found.cost, unit * (found.cost_spread or 0.0)
     if cost == 0:
-        return " Training does not notice it."
+        return " It costs nothing in training."
     figure = f"{cost:.2g} ± {spread:.2g} {words}" if spread else f"{cost:.2g} {words}"
-    return f" It costs {figure}." if cost > spread else f" Training hardly notices it ({figure})."
+    return (
+        f" It costs {figure}."
+        if cost > spread
+        else f" Its cost in training is within the spread over runs ({figure})."
+    )
 
 
 def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
-    """What the figures are, and what they are not."""
+    """What the figures mean, and what they do not."""
     data = sweep.subject.samples()
     unit = (
         f"a picture is recognisable from {PICTURE_DB:.0f} dB PSNR on, if it also beats "
         f"the best flat colour by {BEYOND_FLAT_DB:.0f} dB"
         if data.image_format is not None
-        else "the data is no picture: errors are measured in standard deviations of each feature, and "
-        f"a sample is recognisable from {OTHER_DB:.0f} dB on, within 0.32 of one"
+        else "the data are not pictures: errors are in standard deviations of each feature, and a "
+        f"sample is recognisable from {OTHER_DB:.0f} dB on, that is within 0.32 of one"
     )
     told = [
         Remark(
             Level.NOTE,
             "what counts",
             f"A batch leaks if any of its samples is recognisable, exact or certified: {unit}; exact "
-            "is 60 dB. Intervals are Clopper-Pearson's, at 95 %, over batches.",
+            "is 60 dB. Intervals are Clopper-Pearson at 95 %, over batches.",
         )
     ]
     too_small = utility.too_small(len(data), sweep.grid.base)
@@ -248,21 +252,21 @@ def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
                 "utility",
                 f"Held-out {what} after {sweep.training.rounds} rounds under the same protocol, mean "
                 f"of {sweep.training.seeds} runs; cost is against the same runs without clipping, "
-                "noise and compression. A small proxy: it tells what ruins training from what does "
-                "not.",
+                "noise and compression. This is a small proxy: it shows which settings ruin training, "
+                "no more.",
             )
         )
         told += _unlearnt(sweep, found)
     if any(leakage.noise.epsilon is not None for leakage in found):
         words = (
             f"By Opacus' RDP accountant {sweep.privacy.words()}. FedSGD: per sample (DP-SGD); FedAvg: "
-            "for the client's whole update. A run of more updates has a larger one. Noise is each "
-            "client's own, before aggregation."
+            "for the client's whole update. More updates mean a larger epsilon. Each client "
+            "adds its own noise, before aggregation."
         )
         told.append(Remark(Level.NOTE, "epsilon", words))
     wrong = sum(leakage.certified_wrong for leakage in found)
     if wrong:
-        told.append(Remark(Level.NOTE, "certificate", f"{wrong} samples were certified and wrong."))
+        told.append(Remark(Level.NOTE, "certificate", f"{wrong} samples were certified but wrong."))
     for leakage in found:
         if leakage.failed:
             words = f"{len(leakage.failed)} trials gave no result: {leakage.failed[0].error}"
@@ -271,14 +275,14 @@ def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
 
 
 def _unlearnt(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
-    """A warning where even undefended training did not beat guessing: costs mean nothing then."""
+    """A warning if even undefended training did not beat guessing, so that costs mean nothing."""
     guessing = sweep.subject.samples().commonest
     plain = [a.utility.quality for a in found if a.utility and not a.setting.defended]
     if guessing is None or not plain or max(plain) > guessing + _LEARNT:
         return []
     words = (
-        f"Without any defence the model reached {100 * max(plain):.0f} %, and guessing the commonest "
-        f"class gives {100 * guessing:.0f} %: it did not learn, and costs say nothing. Give more "
-        "--training-rounds, or another --server-lr."
+        f"Without any defence the model reached {100 * max(plain):.0f} %, while guessing the "
+        f"commonest class gives {100 * guessing:.0f} %: it did not learn, so the costs mean nothing. "
+        "Give more --training-rounds, or another --server-lr."
     )
     return [Remark(Level.NOTE, "training", words)]

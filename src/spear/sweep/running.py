@@ -39,7 +39,7 @@ from spear.trials import (
 
 
 def work(sweep: Sweep) -> Work:
-    """Runs any trial of a sweep, in any process."""
+    """A function that runs any trial of a sweep, in any process."""
     return partial(_measured, subject=sweep.subject, training=sweep.training)
 
 
@@ -60,7 +60,7 @@ def _measured(trial: Trial, on_step: OnStep, subject: Subject, training: Trainin
 
 
 def attacked_again(sweep: Sweep, leakage: Leakage, seed: int) -> Compared:
-    """One of its trials once more, with what came back: rows keep no samples."""
+    """Run one trial again to get the recovered samples, which rows do not keep."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a trial, for the same bits
     try:
@@ -90,20 +90,20 @@ def sweep(
     """Audit a model and its data under many settings, and report where leakage starts and stops.
 
     Args:
-        model: "package.module:factory" or a function that gives the model; an MLP unless given.
+        model: "package.module:factory" or a function that returns the model; an MLP unless given.
         data: a file, a dataset's name, "package.module:function", or (inputs, labels); photos unless
             given.
-        out: folder of the rows: the same call goes on where it was stopped.
+        out: folder for the rows; repeating the call resumes a run that was stopped.
         lists: values by the names of `Setting`, say {"samples": [8, 32], "clip": [None, 1.0]}.
-        cross: all combinations of them, instead of one thing at a time around the first values.
-        repeats: private batches at each setting.
-        seed: of the first.
-        max_seconds: of one attack.
-        privacy: what epsilon is counted for.
+        cross: try all combinations, instead of varying one thing at a time around the first values.
+        repeats: private batches per setting.
+        seed: seed of the first batch.
+        max_seconds: time limit of one attack.
+        privacy: what epsilon covers.
         training: how utility is measured; `Training(rounds=0)` leaves it out.
-        workers: processes; one per core unless given. 0 runs everything here, as in a notebook.
-        on_step: called with a `Step` as trials go on.
-        subject: of `Subject`: loss, image_format, root, trained_steps, server_lr.
+        workers: processes; one per core unless given. 0 runs everything in this process, for notebooks.
+        on_step: called with a `Step` as trials make progress.
+        subject: passed on to `Subject`: loss, image_format, root, trained_steps, server_lr.
     """
     from spear.sweep.examples import pick_examples
     from spear.sweep.report import sweep_report
@@ -133,12 +133,12 @@ def sweep(
 
 
 def local_engine(workers: int | None, subject: Subject) -> LocalEngine:
-    """Worker processes; raises if they could not be given the model."""
+    """Worker processes; raises if the model cannot be sent to them."""
     try:
         pickle.dumps(subject)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InvalidOption(
-            f"worker processes cannot be given the model ({error}): name it as package.module:factory, "
-            "or run everything here with workers=0"
+            f"the model cannot be sent to worker processes ({error}): name it as "
+            "package.module:factory, or run everything in this process with workers=0"
         ) from error
     return LocalEngine(workers)

@@ -1,4 +1,4 @@
-"""One protocol that is audited, and its noise in all units: sigma, multiplier, epsilon."""
+"""One protocol to audit, for a model of some width."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from spear.errors import InvalidOption
 from spear.update import Protocol
 
 DEFAULT_LR = 0.05  # of local training, where epochs are given without a rate
-_WIDEST = 100_000  # a slip beyond it would fill the memory
-# What clients of a sweep do not do.
+_WIDEST = 100_000  # a typing error beyond this would fill the memory
+# Options of `Protocol` that a sweep does not support.
 _NOT_VARIED = (
     *("local_steps", "momentum", "nesterov", "weight_decay", "proximal", "optimizer"),
     *("clipping", "reduction", "class_weights", "sample_weights"),
@@ -20,11 +20,11 @@ _NOT_VARIED = (
 
 @dataclass(frozen=True)
 class Setting(Protocol):
-    """One protocol that is audited, of a model of some width.
+    """One protocol to audit, for a model of some width.
 
     Args:
-        samples: of one client.
-        width: given to the model's factory; None leaves it as it is.
+        samples: per client.
+        width: passed to the model's factory; None uses the factory's own.
 
     >>> Setting(samples=8, width=100, clip=1.0, noise_multiplier=0.1).words()
     'b = 8, width 100, C = 1, z = 0.1'
@@ -44,7 +44,7 @@ class Setting(Protocol):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """The same from loose values: no noise, 0 epochs and a rate without epochs are understood.
+        """A setting from loose values: zero noise, 0 epochs and a rate without epochs are accepted.
 
         >>> Setting.of(epochs=0, sigma=0.0) == Setting()
         True
@@ -53,7 +53,7 @@ class Setting(Protocol):
             values["epochs"] = None
         elif values.get("lr") is not None and values.get("epochs") is None:
             values["epochs"] = 1
-        if values.get("epochs") is None:  # the base of a sweep may have them, its FedSGD not
+        if values.get("epochs") is None:  # the base of a sweep may have these; FedSGD does not
             values |= {"lr": None, "local_batch_size": None}
         elif values.get("lr") is None:
             values["lr"] = DEFAULT_LR
@@ -69,9 +69,9 @@ class Setting(Protocol):
         return []
 
     def _unsupported(self) -> list[str]:
-        """What can be said of a protocol, and a sweep does not play through."""
+        """What a protocol may have but a sweep does not support."""
         others = self.given(*_NOT_VARIED)
-        found = [f"a sweep has no clients with {{{name}}}" for name in others]
+        found = [f"a sweep does not support {{{name}}}" for name in others]
         if self.samples is None:
             found.append("expected {samples} to be a whole number >= 1, got None")
         if self.sends != "gradient" and (
@@ -90,7 +90,7 @@ class Setting(Protocol):
         if self.width == (base.width if isinstance(base, Setting) else None):
             return parts
         samples = self.samples != (None if base is None else base.samples)
-        first = 1 if samples and parts else 0  # behind the number of samples
+        first = 1 if samples and parts else 0  # after the number of samples
         return [*parts[:first], f"width {self.width}", *parts[first:]]
 
 

@@ -1,4 +1,4 @@
-"""What a sweep audits: a model's factory, its loss and the data. Travels to worker processes."""
+"""What a sweep audits: a model's factory, its loss and the data. It is sent to worker processes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class Subject:
     """A model and its data, by name or as objects that can be pickled.
 
     Args:
-        model: "package.module:factory", a function that gives the model, or None for an MLP.
+        model: "package.module:factory", a function that returns the model, or None for an MLP.
         data: a file, a dataset's name, "package.module:function", or None for photos; or
             `PrivateData` itself.
-        loss: "cross-entropy", "bce", "mse" or "package.module:function"; by the labels unless given.
+        loss: "cross-entropy", "bce", "mse" or "package.module:function"; by default it depends on the
+            labels.
         image_format: how samples are shown as pictures.
         root: folder of the known datasets.
-        trained_steps: the model is attacked after so many steps of training.
-        server_lr: of that training, and of the server where utility is measured.
+        trained_steps: training steps before the model is attacked.
+        server_lr: learning rate of that training, and of the server when utility is measured.
     """
 
     model: str | Factory | None = None
@@ -55,13 +56,13 @@ class Subject:
             )
 
     def samples(self) -> PrivateData:
-        """The data, loaded once a process."""
+        """The data, loaded once per process."""
         if isinstance(self.data, PrivateData):
             return self.data
         return _loaded(self.data, self.image_format, self.root)
 
     def build(self, width: int | None, seed: int) -> nn.Module:
-        """The model with weights that depend on the seed alone, untrained."""
+        """The untrained model, with weights that depend on the seed alone."""
         if self.model is None:
             data = self.samples()
             outputs = data.classes or data.labels.shape[1]
@@ -77,12 +78,12 @@ class Subject:
             model = self.model(**options)
         if not isinstance(model, nn.Module):
             raise InvalidOption(
-                f"expected the factory to give a torch.nn.Module, got a {type(model).__name__}"
+                f"expected the factory to return a torch.nn.Module, got a {type(model).__name__}"
             )
         return model
 
     def takes_width(self, width: int | None) -> None:
-        """Raise if a width is asked for that the factory cannot be told."""
+        """Raise if a width is asked for that the factory does not take."""
         if width is None or self.model is None:
             return
         factory = load_object(self.model) if isinstance(self.model, str) else self.model
@@ -125,7 +126,7 @@ class Subject:
         return Fitted(data, inputs, targets, loss_of(name))
 
     def digest(self, width: int | None) -> str:
-        """Names the model: other code or weights, another digest."""
+        """Identifies the model: other code or weights give another digest."""
         model = self.build(width, seed=0)
         found = hashlib.sha256(repr(model).encode())
         for name, tensor in model.state_dict().items():

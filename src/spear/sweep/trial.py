@@ -1,4 +1,4 @@
-"""One trial of a sweep: a fresh private batch, what is sent of it, the attack, and how well it did."""
+"""One trial of a sweep: a fresh private batch, the update, the attack, and how well it did."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from spear.sweep.setting import Setting
 from spear.sweep.subject import Fitted, Subject
 from spear.trials import Batch, Compared, attack, compare
 
-# From here on a picture is recognised: its error is a tenth of the range from black to white, as at
-# the noise sigma = 1e-4 of the paper, whose pictures show what they are of.
+# From here on a picture counts as recognisable: its error is a tenth of the range from black to white,
+# as at the noise sigma = 1e-4 of the paper, whose pictures are still recognisable.
 PICTURE_DB = 20.0
-# A sky or a black corner is met to 20 dB by one flat colour. To count, a recovery must beat the best
-# flat colour by this much, that is halve its error.
+# One flat colour matches a sky or a black corner to 20 dB. To count, a recovery must beat the best
+# flat colour by this much, that is, halve its error.
 BEYOND_FLAT_DB = 6.0
-# Other data is measured in standard deviations of each feature: 10 dB are within 0.32 of one, what
-# TabLeak calls a right number; the mean of the data has 0 dB.
+# Other data is measured in standard deviations of each feature: 10 dB is an error of 0.32 deviations,
+# which TabLeak counts as right; guessing the mean of the data gives 0 dB.
 OTHER_DB = 10.0
 
 
@@ -34,7 +34,7 @@ def attacked(
     max_seconds: float | None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Compared:
-    """Draw batch and weights by the seed, let the clients send, invert and compare."""
+    """Draw batch and weights by the seed, let the clients send, invert the update and compare."""
     model = subject.attacked_model(setting.width, seed)
     fitted = subject.fitted(model)
     data, chosen = fitted.data, fitted.draw(setting.total, seed)
@@ -72,7 +72,7 @@ def metrics(compared: Compared) -> dict[str, Any]:
 
 
 def recognised(compared: Compared) -> Tensor:
-    """(p,) bool: which pairs show what the sample was."""
+    """(p,) bool: for which pairs the sample can be recognised."""
     score = compared.score
     if not compared.pictures:
         return score.psnr >= OTHER_DB
@@ -81,13 +81,13 @@ def recognised(compared: Compared) -> Tensor:
 
 
 def is_clear(decibel: Tensor, truth: Tensor) -> Tensor:
-    """(p,) bool: which pictures (p, n) can be recognised, and are not met by a flat colour as well."""
+    """(p,) bool: which pictures (p, n) are recognisable, and clearly better than a flat colour."""
     flat = truth.mean(1, keepdim=True).expand_as(truth)
     return (decibel >= PICTURE_DB) & (decibel >= psnr(flat, truth) + BEYOND_FLAT_DB)
 
 
 def _layer_inputs(model: nn.Module, layer: str | None, inputs: Tensor) -> Tensor:
-    """What a layer is given (b, n) when the model runs on inputs."""
+    """A layer's inputs (b, n) when the model runs on these inputs."""
     seen: list[Tensor] = []
     module = model.get_submodule(layer or "")
     handle = module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
@@ -103,5 +103,5 @@ def _usual_spread(fitted: Fitted, model: nn.Module, layer: str | None) -> Tensor
     """(n,) standard deviations of a layer's inputs."""
     spread = _layer_inputs(model, layer, fitted.inputs[:512]).double().std(0)
     overall = float(spread.square().mean().sqrt()) or 1.0
-    # A feature that hardly varies would count for any error in it.
+    # A feature that hardly varies would turn any error in it into a large one.
     return torch.where(spread > 1e-3 * overall, spread, overall)

@@ -1,7 +1,7 @@
 """What a setting costs in training: the same model, trained a little under the same protocol.
 
-A small proxy: few rounds, little data, one learning rate. It tells defences that ruin training from
-those that do not; what a tuned run would reach is another question.
+A small proxy: few rounds, little data, one learning rate. It shows which
+defences ruin training, but not what a tuned run would reach.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from spear.sweep.subject import Fitted, Subject
 from spear.trials import Measured
 
 HELD_OUT = 0.25  # share of the data
-_LEAST = 40  # held-out samples: with fewer, accuracy moves by more than 2.5 points for one of them
-_CHECKS, _LAST = 8, 1 / 3  # accuracy is the mean over so many looks in the last third of training
+_LEAST = 40  # held-out samples: with fewer, a single one changes accuracy by more than 2.5 points
+_CHECKS, _LAST = 8, 1 / 3  # accuracy is the mean of 8 evaluations in the last third of training
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Training:
     """How utility is measured.
 
     Args:
-        rounds: of federated training; 0 measures nothing.
-        seeds: runs, each with weights, batches and held-out samples of its own.
-        max_seconds: of one run; a run that takes longer is not measured.
+        rounds: rounds of federated training; 0 skips the measurement.
+        seeds: number of runs, each with its own weights, batches and held-out samples.
+        max_seconds: time limit of one run; a run that takes longer is not measured.
     """
 
     rounds: int = 150
@@ -49,7 +49,7 @@ class Training:
 
 
 def too_small(count: int, setting: Setting) -> str:
-    """Why utility cannot be measured with so many samples; empty if it can."""
+    """Why utility cannot be measured with this many samples; empty if it can."""
     held = int(HELD_OUT * count)
     if held < _LEAST:
         return (
@@ -57,12 +57,14 @@ def too_small(count: int, setting: Setting) -> str:
             "needed to tell accuracies apart"
         )
     if setting.total > count - held:
-        return f"{setting.total} samples a round are more than the {count - held} left to train on"
+        return (
+            f"{setting.total} samples per round are more than the {count - held} left to train on"
+        )
     return ""
 
 
 def trained(subject: Subject, setting: Setting, seed: int, training: Training) -> Measured:
-    """Held-out accuracy, or loss where labels are numbers, after training under the setting."""
+    """Held-out accuracy (loss if labels are numbers) after training under the setting."""
     began = time.monotonic()
     model = subject.build(setting.width, seed)
     fitted = subject.fitted(model)
@@ -75,7 +77,9 @@ def trained(subject: Subject, setting: Setting, seed: int, training: Training) -
     for number in range(1, training.rounds + 1):
         chosen = rest[torch.randperm(len(rest), generator=generator)[: setting.total]]
         x, y = fitted.inputs[chosen], fitted.targets[chosen]
-        noise = torch.Generator().manual_seed(seed * 1_000_003 + number)  # apart from the batches'
+        noise = torch.Generator().manual_seed(
+            seed * 1_000_003 + number
+        )  # independent of the batches
         sent = send(model, split(x, y, setting), setting, loss=fitted.loss, generator=noise)
         sent.apply(model, subject.server_lr)
         if number in looks:
@@ -96,7 +100,7 @@ def _looks(rounds: int) -> set[int]:
 
 
 def _quality(model: nn.Module, fitted: Fitted, test: Tensor) -> float | None:
-    """Accuracy on classes, loss on numbers; a loss that is not finite is None."""
+    """Accuracy for classes, loss for numbers; None if the loss is not finite."""
     judged = copy.deepcopy(model).eval()
     with torch.no_grad():
         outputs = judged(fitted.inputs[test])
@@ -110,11 +114,11 @@ def _quality(model: nn.Module, fitted: Fitted, test: Tensor) -> float | None:
 
 @dataclass(frozen=True)
 class Utility:
-    """Accuracy (or loss) of a setting, and what that is below (above) the same without defence."""
+    """Accuracy (or loss) of a setting, and how much worse that is than without defence."""
 
     quality: float
-    spread: float | None  # standard deviation over seeds; None of one seed
-    cost: float | None  # mean over seeds of undefended minus defended; None if nothing defends
+    spread: float | None  # standard deviation over seeds; None for a single seed
+    cost: float | None  # mean over seeds of undefended minus defended; None without a defence
     cost_spread: float | None
     seeds: int
 
@@ -122,7 +126,7 @@ class Utility:
 def utility(
     own: Mapping[int, float], plain: Mapping[int, float] | None, *, lower_is_better: bool
 ) -> Utility | None:
-    """From the qualities by seed, with the undefended twin's if there is one.
+    """Utility from the quality by seed, and that of the same setting without defence, if there is one.
 
     >>> found = utility({0: 0.5, 1: 0.6}, {0: 0.6, 1: 0.8}, lower_is_better=False)
     >>> round(found.cost, 3), round(found.cost_spread, 3)

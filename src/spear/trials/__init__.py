@@ -2,8 +2,8 @@
 
 A trial is an experiment's name, settings and a seed. It draws a private batch (`Batch`), attacks what
 the server sees of it (`Attacked`), compares what came back with the truth (`Compared`), and what it
-`Measured` becomes a `Row`. Rows are written as they come and never rewritten, so a run that is killed
-goes on where it stopped.
+`Measured` becomes a `Row`. Rows are written as they come and never rewritten, so a run that was
+killed resumes where it stopped.
 """
 
 from spear.trials.batch import Attacked, Batch, Compared, attack, claims, compare, quality

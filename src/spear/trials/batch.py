@@ -50,7 +50,7 @@ class Attacked:
 
     @property
     def stages(self) -> dict[str, float]:
-        """Seconds by stage. (The `loss` that a rival ends at is not one.)"""
+        """Seconds by stage. (The final `loss` of a rival attack is a float too, but not a stage.)"""
         stats = self.result.stats.items()
         return {k: v for k, v in stats if isinstance(v, float) and k != "loss"}
 
@@ -77,7 +77,7 @@ def attack(
     max_seconds: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Attacked:
-    """Invert an update, and take the time."""
+    """Invert an update, and time it."""
     began = time.monotonic()
     result = invert(
         view,
@@ -103,7 +103,7 @@ class Compared:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """What a row keeps: no sample, only how well samples were met, and what was claimed."""
+        """What a row keeps: no samples, only how well they were recovered and what was claimed."""
         result, score = self.attacked.result, self.score
         claimed = claims(
             result, score.pairs, score.psnr >= EXACT_DB, score.exact, self.batch.labels
@@ -117,7 +117,7 @@ class Compared:
         return self.attacked.measured({**self.metrics, **(more or {})}, pictures)
 
     def finding(self, name: str, notes: Sequence[str] = ()) -> Finding:
-        """The same as evidence, originals beside recoveries."""
+        """The result as a finding, with originals beside recoveries."""
         result, pairs, labels = self.attacked.result, self.score.pairs, self.batch.labels
         index, decibels = [-1] * len(result.inputs), [float("nan")] * len(result.inputs)
         psnr = self.score.psnr.tolist()
@@ -148,8 +148,8 @@ def compare(
         batch: the truth.
         attacked: what came back.
         truth: (b, n) inputs of the attacked layer; those of the batch unless given.
-        unit: what an error of 1 is, for inputs that are not pictures: a number, or one for each input.
-        lpips: measures how alike pictures look, where wanted.
+        unit: the size of an error of 1, for inputs that are not pictures: one number, or one per input.
+        lpips: measures how alike pictures look, if wanted.
     """
     true = batch.inputs.flatten(1) if truth is None else truth
     if unit is None:
@@ -179,7 +179,7 @@ def quality(score: ImageScore) -> dict[str, Any]:
 def claims(
     result: Inversion, pairs: Assignment, right: Tensor, exact: bool, labels: Tensor
 ) -> dict[str, Any]:
-    """What the attack claims, and whether it is so.
+    """What the attack claims, and whether that is true.
 
     Args:
         result: of the attack.
@@ -188,7 +188,7 @@ def claims(
         exact: is every sample right?
         labels: (b,) the true ones.
     """
-    wrong = torch.ones(len(result.inputs), dtype=torch.bool)  # what has no true sample is wrong
+    wrong = torch.ones(len(result.inputs), dtype=torch.bool)  # unless paired with a true one
     wrong[pairs.found] = ~right
     found = None if result.labels is None else result.labels[pairs.found]
     return {

@@ -20,7 +20,7 @@ from spear.trials.batch import Batch, Compared, attack, compare
 _CLASSES = 10
 _MEAN, _STD = 0.5, 0.25
 
-_WIDEST, _DEEPEST = 10_000, 100  # a slip beyond it would fill the memory
+_WIDEST, _DEEPEST = 10_000, 100  # a typing error beyond this would fill the memory
 
 
 @dataclass(frozen=True)

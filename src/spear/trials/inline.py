@@ -1,4 +1,4 @@
-"""Trials in this very process: for notebooks, whose functions no worker could import, and for tests."""
+"""Trials in this process: for notebooks, whose functions workers cannot import, and for tests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from spear.trials.trial import OnStep, Row, Trial, Work, measure
 
 @contextmanager
 def reraise_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end if there was a Ctrl-C within, whoever caught it.
+    """Raise KeyboardInterrupt at the end if there was a Ctrl-C within, even if it was caught.
 
-    `invert` gives back what it has by then. As a row that would look like a result, and the run that
-    goes on later would not repeat it.
+    On Ctrl-C, `invert` returns what it has so far. Kept as a row, that would look like a result, and a
+    resumed run would not repeat the trial.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -39,7 +39,7 @@ def reraise_interrupts() -> Iterator[None]:
 
 
 class InlineEngine:
-    """One trial after another, here, on one thread as a worker would."""
+    """Runs one trial after another in this process, on one thread like a worker."""
 
     def run(
         self, trials: Sequence[Trial], work: Work, on_step: OnStep

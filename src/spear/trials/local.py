@@ -1,7 +1,7 @@
-"""Trials on this machine: one process a worker, one thread a trial.
+"""Trials on this machine: one process per worker, one thread per trial.
 
-With one thread the bits of a result depend on the trial alone, not on how many workers there are. A
-worker that dies takes its trial with it once; the second time the trial counts as failed.
+With one thread, the bits of a result depend on the trial alone, not on how many workers there are. If
+a worker dies, its trial is tried once more; the second time it counts as failed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from spear.trials.trial import OnStep, Row, Status, Step, Trial, Work, measure, 
 _NAME = "local"
 _ATTEMPTS = 2
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_MAX_WORKERS_WINDOWS = 61  # Windows waits for no more at once
-_POLL_SECONDS = 0.5  # seconds between two looks at the clock
+_MAX_WORKERS_WINDOWS = 61  # Windows cannot wait for more at once
+_POLL_SECONDS = 0.5  # between two checks of the time limit
 _CONTEXT = multiprocessing.get_context("spawn")  # as on Windows and macOS: no locks are inherited
 
 
@@ -73,7 +73,7 @@ class LocalEngine:
                     busy.remove(worker)
                     if worker.alive:
                         idle.append(worker)
-                    if isinstance(done, Trial):  # its worker died: once more
+                    if isinstance(done, Trial):  # its worker died: try it once more
                         waiting.append((done, worker.attempt + 1))
                     else:
                         yield done
@@ -83,7 +83,7 @@ class LocalEngine:
 
 
 class _Worker:
-    """One process, and the trial it is at."""
+    """One process, and the trial it is running."""
 
     def __init__(self, work: Work) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
@@ -105,13 +105,13 @@ class _Worker:
 
     def start(self, trial: Trial, attempt: int) -> None:
         self.trial, self.attempt, self.began = trial, attempt, None
-        with suppress(OSError):  # it died while idle: poll() finds that out
+        with suppress(OSError):  # it died while idle: poll() will notice
             self.pipe.send(trial)
 
     def poll(
         self, on_step: OnStep, max_seconds: float | None
     ) -> tuple[Row, Mapping[str, bytes]] | Trial | None:
-        """The row if it is done, the trial itself if the worker died, None if it is still at it."""
+        """The row if it is done, the trial itself if the worker died, None if it is still running."""
         try:
             while self.pipe.poll():
                 message = self.pipe.recv()
@@ -151,7 +151,7 @@ class _Worker:
 
 
 def _serve(pipe: Connection, work: Work) -> None:
-    """What a worker does: trials in, steps and rows out, until the pipe is closed."""
+    """A worker's loop: trials in, steps and rows out, until the pipe is closed."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows it is not inherited
@@ -163,14 +163,14 @@ def _serve(pipe: Connection, work: Work) -> None:
         except EOFError:
             return
         try:
-            pipe.send(None)  # from here on the trial takes its time
+            pipe.send(None)  # the trial's time starts now
             pipe.send(measure(trial, work, pipe.send, _NAME))
         except Exception as error:  # the parent raises it
             pipe.send(error)
 
 
 def _leave_with_parent() -> None:
-    """A run that is killed leaves no worker behind."""
+    """Exit with the parent, so that a killed run leaves no worker behind."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -199,7 +199,7 @@ def _sigint_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows: workers ignore it themselves
         yield
         return
-    resource_tracker.ensure_running()  # started later, it would lift the mask
+    resource_tracker.ensure_running()  # if started later, it would lift the mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

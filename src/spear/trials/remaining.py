@@ -1,4 +1,4 @@
-"""How long the trials that are left will take, from those that are done."""
+"""How long the remaining trials will take, estimated from those that are done."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from spear.trials.trial import Row, Trial
 
 
 class Remaining:
-    """An estimate that learns: each cell of a grid has its own mean, for cells differ a hundredfold.
+    """An estimate that improves as trials finish. Each cell of a grid has its own mean, because cells
+    can differ a hundredfold.
 
     Args:
-        trials: that are to be run.
+        trials: the trials to run.
         before: rows of earlier runs.
     """
 
@@ -41,7 +42,7 @@ class Remaining:
         self._work += row.took
 
     def seconds(self) -> float | None:
-        """Until the last trial is done; None as long as nothing is known."""
+        """Seconds until the last trial is done; None while nothing is known."""
         means = {cell: total / self._count[cell] for cell, total in self._total.items()}
         if not self._open or not means:
             return 0.0 if not self._open else None

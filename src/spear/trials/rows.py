@@ -1,4 +1,4 @@
-"""Rows on disk: a line of JSON each, appended as they come, never rewritten."""
+"""Rows on disk: one line of JSON each, appended as they come, never rewritten."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from spear.trials.trial import Row
 class RowFile:
     """The rows of one experiment, `<folder>/<experiment>.jsonl`, and their pictures beside them.
 
-    Of several rows of one trial the last counts. A line that was cut off in the middle (power cut,
-    full disk) is no row: it is dropped when the next run starts to write.
+    If a trial has several rows, the last one counts. A last line that was cut off (power cut, full
+    disk) is not a row: it is dropped when the next run starts to write.
     """
 
     def __init__(self, folder: Path, experiment: str) -> None:
@@ -26,7 +26,7 @@ class RowFile:
         self.path = self.folder / f"{experiment}.jsonl"
 
     def rows(self) -> dict[str, Row]:
-        """By the key of their trial, in the order in which they were first written."""
+        """The rows by the key of their trial, in the order in which they were first written."""
         if not self.path.exists():
             return {}
         *lines, torn = self._content().split(b"\n")
@@ -57,7 +57,7 @@ class RowFile:
 
     @contextmanager
     def writing(self) -> Iterator[RowFile]:
-        """No other process writes meanwhile."""
+        """Within this context, no other process writes to the file."""
         with exclusive_lock(self.path):
             self._drop_torn_line()
             if self.picture("").is_dir():
@@ -65,7 +65,7 @@ class RowFile:
             yield self
 
     def append(self, row: Row, pictures: Mapping[str, bytes]) -> None:
-        """One line, at once: either all of it is there afterwards or nothing."""
+        """Write one line: afterwards either all of it is there or nothing."""
         for name, image in pictures.items():
             if not self.picture(name).exists():  # named for its content
                 make_private(self.picture(name).parent)
@@ -77,7 +77,7 @@ class RowFile:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append to a file that nobody else writes: all of the line is on disk afterwards, or nothing."""
+    """Append to a file that nobody else writes to: either all of the line gets to disk, or nothing."""
     whole = (line + "\n").encode()
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)  # Windows
     handle = os.open(path, flags, 0o600)
@@ -99,7 +99,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def _for_owner_only(handle: int) -> None:
-    """Close a file to other users, unless it belongs to one of them."""
+    """Make a file accessible to its owner only, unless it belongs to another user."""
     if sys.platform != "win32" and os.fstat(handle).st_mode & 0o077:
         with suppress(PermissionError):
             os.fchmod(handle, 0o600)
@@ -127,7 +127,7 @@ def mend_last_line(path: Path, read: Callable[[bytes], object]) -> None:
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Within, no other process writes to the file: raises at once if one does."""
+    """Within this context, no other process writes to the file; raises at once if one already does."""
     try:
         from filelock import FileLock, Timeout
     except ImportError as error:
@@ -140,9 +140,9 @@ def exclusive_lock(path: Path) -> Iterator[None]:
         raise DataError(
             f"another run is writing to {path}: wait for it, or name another folder with --results"
         ) from error
-    except NotImplementedError as error:  # filelock's word for it
+    except NotImplementedError as error:  # what filelock raises there
         raise DataError(
-            f"{path.parent} is on a disk that cannot lock files, so that two runs might mix their "
+            f"{path.parent} is on a disk that cannot lock files, so two runs might mix their "
             "rows: name another folder"
         ) from error
     try:

@@ -10,18 +10,18 @@ from spear.search import Progress
 from spear.trials.rows import RowFile
 from spear.trials.trial import Engine, OnStep, Row, Step, Trial, Work
 
-_BETWEEN = 0.2  # seconds between two words on how far a trial is
+_BETWEEN = 0.2  # seconds between two reports on a trial's progress
 
 
 @dataclass(frozen=True)
 class Part:
-    """The trials that one file of rows is to hold.
+    """The trials whose rows go into one file.
 
     Args:
-        file: of the rows.
+        file: where the rows go.
         trials: all of them.
-        again: run those that failed or ran out of time once more.
-        left_out: names of datasets that are not there.
+        again: rerun those that failed or ran out of time.
+        left_out: names of missing datasets.
     """
 
     file: RowFile
@@ -41,7 +41,7 @@ class Part:
         return [trial for trial in self.trials if trial.key not in done]
 
     def run(self, work: Work, engine: Engine, on_step: OnStep) -> Iterator[Row]:
-        """Run the open trials. Each row is on disk before it is told of."""
+        """Run the open trials. Each row is on disk before it is yielded."""
         if not self.open:
             return
         with self.file.writing():
@@ -52,7 +52,7 @@ class Part:
 
 
 def reporter(trial: Trial, on_step: OnStep) -> Callable[[str, float | None], None]:
-    """Passes on how far a trial is, in words and as a share, a few times a second at most."""
+    """A function that reports a trial's progress, in words and as a share, a few times a second."""
     last = -1.0
 
     def tell(words: str, share: float | None) -> None:
@@ -65,7 +65,7 @@ def reporter(trial: Trial, on_step: OnStep) -> Callable[[str, float | None], Non
 
 
 def progress_words(step: Progress) -> tuple[str, float | None]:
-    """How far a search is, in words and as a share."""
+    """The progress of a search, in words and as a share."""
     if step.expected and step.done:
         return f"{step.stage}: {step.done:,} submatrices", step.done / (step.done + step.expected)
     if step.batch_size and step.found:

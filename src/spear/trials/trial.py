@@ -17,7 +17,7 @@ from spear.files import commit, is_number, kind, mapping, maybe, versions
 
 @dataclass(frozen=True)
 class Trial:
-    """One measurement that is to be made.
+    """One measurement to make.
 
     >>> Trial("main", {"b": 20}, seed=1).key == Trial("main", {"b": 20}, seed=1).key
     True
@@ -26,12 +26,12 @@ class Trial:
     """
 
     experiment: str
-    settings: Mapping[str, Any]  # all that its result depends on beside the seed, as JSON has it
+    settings: Mapping[str, Any]  # all that its result depends on besides the seed, as JSON values
     seed: int
 
     @property
     def key(self) -> str:
-        """Names the trial among all others: other settings, another key."""
+        """Identifies the trial: other settings give another key."""
         words = json.dumps([self.experiment, self.settings, self.seed], sort_keys=True)
         return hashlib.sha256(words.encode()).hexdigest()[:16]
 
@@ -46,7 +46,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Measured:
-    """What a trial gave: the same on every machine but for the seconds, unless its time runs out."""
+    """A trial's result: the same on every machine except for the seconds, unless its time runs out."""
 
     outcome: str
     metrics: Mapping[str, Any]
@@ -60,7 +60,7 @@ def _numbers(value: Any) -> bool:
 
 
 def _files(value: Any) -> bool:
-    """Names of files, and no paths to other folders."""
+    """Are these plain file names, without paths to other folders?"""
     names = value.values() if isinstance(value, dict) else [None]
     return all(isinstance(n, str) and n[:1] != "." and not set(n) & set("/\\:\0") for n in names)
 
@@ -92,7 +92,7 @@ class Row:
     status: Status
     outcome: str | None
     metrics: Mapping[str, Any]
-    seconds: float | None  # of the attack; None where it did not end
+    seconds: float | None  # of the attack; None if it did not finish
     stages: Mapping[str, float]
     took: float  # seconds of the whole trial: data, client, attack and judging
     error: str | None = None
@@ -106,32 +106,34 @@ class Row:
 
     @staticmethod
     def of_line(line: str) -> Row:
-        """The row of a line; ValueError or TypeError for what is none."""
+        """The row of a line; ValueError or TypeError if it is not one."""
         content = mapping(line, _FIELDS, _OPTIONAL)
         return Row(**{**content, "status": Status(content["status"])})
 
     @property
     def cut_short(self) -> bool:
-        """Did it fail, or did its time run out: the engine's limit, or the setting `max_seconds`?"""
+        """Did it fail, or run out of time (the engine's limit, or the setting `max_seconds`)?"""
         limit = self.settings.get("max_seconds")
         if self.status is not Status.DONE or limit is None or self.seconds is None:
             return self.status is not Status.DONE
-        return bool(self.seconds - self.stages.get("guess", 0.0) >= limit)  # without a prior's
+        return bool(
+            self.seconds - self.stages.get("guess", 0.0) >= limit
+        )  # without a prior's guess
 
     @property
     def result(self) -> dict[str, Any]:
-        """What does not depend on when and where it ran: the same for every engine."""
+        """The part that does not depend on when and where it ran: the same for every engine."""
         names = ("key", "experiment", "settings", "seed", "status", "outcome", "metrics")
         return {name: getattr(self, name) for name in (*names, "pictures", "error")}
 
 
 @dataclass(frozen=True)
 class Step:
-    """How far a trial is."""
+    """The progress of a trial."""
 
     key: str
     words: str
-    share: float | None = None  # of the trial, where it can be told
+    share: float | None = None  # of the trial; None if unknown
 
 
 OnStep = Callable[[Step], None]
@@ -139,7 +141,7 @@ Work = Callable[[Trial, OnStep], Measured]
 
 
 class Engine(Protocol):
-    """Runs trials somewhere, and gives each row, with its pictures, as it is done."""
+    """Runs trials somewhere, and yields each row with its pictures as soon as it is done."""
 
     def run(
         self, trials: Sequence[Trial], work: Work, on_step: OnStep
@@ -151,7 +153,7 @@ def measure(
 ) -> tuple[Row, Mapping[str, bytes]]:
     """Run a trial in this process. An exception in it becomes a failed row.
 
-    A dataset or a package that is missing says nothing about an attack: those errors are raised.
+    Errors that say nothing about the attack, such as a missing dataset or package, are raised.
     """
     began = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""Rival attacks on the same batches, given what their authors give them: labels, shape and range."""
+"""Rival attacks on the same batches, given what their authors assume: labels, shape and range."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spear.experiments.common.experiment import Case
 from spear.search import Progress
 from spear.trials import Attacked, Batch, Measured, compare, quality
 
-_START = 10**6  # beside a batch's seed, for a start that does not share the bits of the weights
+_START = 10**6  # added to a batch's seed, so that the start does not share the weights' random bits
 
 # By the names that settings use.
 RIVALS: dict[str, type[GeipingAttack] | type[CocktailPartyAttack]] = {
@@ -22,12 +22,12 @@ RIVALS: dict[str, type[GeipingAttack] | type[CocktailPartyAttack]] = {
 
 
 def rival(case: Case, name: str) -> Attack:
-    """With the settings `iterations` and `total_variation`."""
+    """The attack with the settings `iterations` and `total_variation`."""
     return RIVALS[name](iterations=case["iterations"], total_variation=case["total_variation"])
 
 
 def known(batch: Batch) -> dict[str, Any]:
-    """What a rival is told of the images."""
+    """What a rival is told about the images."""
     shown = batch.image_format
     assert shown is not None
     bounds = pixel_bounds(shown.mean, shown.std)
@@ -35,7 +35,7 @@ def known(batch: Batch) -> dict[str, Any]:
 
 
 def started(case: Case) -> dict[str, Any]:
-    """The randomness of a rival's start, and how it says how far it is."""
+    """The generator for a rival's start, and the callback for its progress."""
     generator = torch.Generator().manual_seed(case.seed + _START)
     return {"generator": generator, "on_progress": lambda step: case.report(*_words(step))}
 
@@ -47,7 +47,7 @@ def _words(step: Progress) -> tuple[str, float | None]:
 
 
 def guess(case: Case, batch: Batch, name: str) -> Attacked:
-    """Run a rival on a FedSGD update; it ends after its iterations, however long they take."""
+    """Run a rival on a FedSGD update for all its iterations, however long they take."""
     view = batch.view()
     began = time.monotonic()
     result = rival(case, name).invert(view, labels=batch.labels, **known(batch), **started(case))
@@ -61,7 +61,7 @@ def guessed(case: Case, batch: Batch, name: str) -> Measured:
 
 
 def rated(batch: Batch, found: Attacked) -> dict[str, Any]:
-    """A guess against the truth, as a row's metrics."""
+    """A guess compared with the truth, as a row's metrics."""
     score = compare(batch, found).score
     loss = found.result.stats.get("loss")
     return {"exact": score.exact, **quality(score), **found.counts, "loss": loss}

@@ -36,7 +36,7 @@ def _raw(read: Callable[[Path], ImageData]) -> Callable[[Path], ImageData]:
     return pixels
 
 
-# Datasets by the names that settings use: in words, and how they are read.
+# Datasets by their names in settings: the name to show, and the reader.
 _SOURCES: dict[str, tuple[str, Callable[[Path], ImageData]]] = {
     "mnist": ("MNIST", data.mnist),
     "mnist_raw": ("MNIST with pixels in [0, 1]", _raw(data.mnist)),
@@ -55,17 +55,17 @@ NAMES = {name: words for name, (words, _) in _SOURCES.items()}
 
 @cache
 def images(root: Path, name: str) -> ImageData:
-    """A dataset, opened once a process."""
+    """A dataset, opened once per process."""
     if name not in _SOURCES:
-        raise InvalidOption(f"expected a dataset of {', '.join(_SOURCES)}, got {name!r}")
+        raise InvalidOption(f"expected one of the datasets {', '.join(_SOURCES)}, got {name!r}")
     return _SOURCES[name][1](root)
 
 
 @cache
 def lpips(root: Path) -> Lpips | NotMeasured:
-    """LPIPS with the weights beside the datasets, or why there is none."""
+    """LPIPS with the weights beside the datasets, or why it is not available."""
     if any((root / "weights" / name).exists() for name in (FEATURES, HEADS)):
-        return Lpips.load(root / "weights")  # an error where they are half there
+        return Lpips.load(root / "weights")  # raises if only some are there
     return Lpips.find(root / "weights")
 
 
@@ -95,7 +95,7 @@ def private_batch(
     x, y = source.batch(pool[order[:b]].tolist())
     if model is None:
         model = mlp(x.shape[1], source.classes, width=case["m"], depth=DEPTH, seed=case.seed)
-    # As they were applied to the inputs: in float32.
+    # In float32, as they were applied to the inputs.
     mean, std = (tuple(torch.tensor(part).tolist()) for part in (source.mean, source.std))
     return Batch(x, y, model, ImageFormat(source.shape, mean, std))
 
@@ -103,7 +103,7 @@ def private_batch(
 def attack(
     case: Case, view: LayerUpdate, model: nn.Module | None, finder: str | Finder = "cascade"
 ) -> Attacked:
-    """Invert within the setting `max_seconds`; the case's seed is the search's."""
+    """Invert within the setting `max_seconds`, with the case's seed for the search."""
     return trials.attack(
         view,
         model,

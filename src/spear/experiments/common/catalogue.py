@@ -1,4 +1,4 @@
-"""The experiments there are: the files of `spear.experiments`, in the order of the paper."""
+"""All experiments: the files of `spear.experiments`, in the order of the paper."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spear import experiments
 from spear.errors import InvalidOption
 from spear.experiments.common.experiment import Experiment
 
-# The paper's order: its tables, those of the appendix, its figures; then what is ours.
+# The paper's order: its tables, those of the appendix, its figures; then our own.
 ORDER = (
     *("prior_work", "tabular", "main", "layers", "prior", "features", "error_bars", "one_label"),
     *("dpsgd", "fedavg_epochs", "fedavg_rates", "teaser", "overview", "failure"),
@@ -20,7 +20,7 @@ ORDER = (
 
 
 def names() -> tuple[str, ...]:
-    """Of all experiments, in the paper's order; a new file comes last."""
+    """Names of all experiments, in the paper's order; new files come last."""
     there = {
         module.name for module in pkgutil.iter_modules(experiments.__path__) if not module.ispkg
     }
@@ -31,14 +31,14 @@ def names() -> tuple[str, ...]:
 def load(name: str) -> Experiment:
     """The experiment of a file, by its name."""
     if name not in names():
-        raise InvalidOption(f"expected an experiment of {', '.join(names())}, got {name!r}")
+        raise InvalidOption(f"expected one of the experiments {', '.join(names())}, got {name!r}")
     experiment = importlib.import_module(f"spear.experiments.{name}").EXPERIMENT
     assert isinstance(experiment, Experiment)
     return experiment
 
 
 def with_sources(wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """The experiments asked for and all they build on, those first."""
+    """The experiments asked for, after all those they build on."""
     order: dict[str, None] = {}
     for name in wanted:
         order.update(dict.fromkeys((*with_sources(load(name).after), name)))

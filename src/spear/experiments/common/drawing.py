@@ -1,4 +1,4 @@
-"""What rows become: tables as Markdown and LaTeX, plots, pictures and notes."""
+"""What experiments show of their rows: tables as Markdown and LaTeX, plots, pictures and notes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def latex(table: Table) -> str:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure and the words below it."""
+    """A figure and its caption."""
 
     name: str  # of its files
     figure: Callable[[], Figure]
@@ -55,7 +55,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image that a trial has drawn, and the words below it."""
+    """An image that a trial has drawn, and its caption."""
 
     name: str
     file: str  # among the pictures beside the rows

@@ -1,4 +1,4 @@
-"""What a table or figure of the paper is to the runner."""
+"""A table or figure of the paper as the runner sees it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Plan:
     def each(
         self, cells: Iterable[Settings], experiment: str, *, at_most: int | None = None
     ) -> Iterator[Trial]:
-        """Every cell with every seed. All cells grow together, so a run that is cut short shows all.
+        """Every cell with every seed, seed by seed, so that a run cut short has covered all cells.
 
         `at_most` bounds the batches of cells that take long.
         """
@@ -41,7 +41,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Case:
-    """A trial as an experiment gets it: with the data, and a way to say how far it is."""
+    """A trial as an experiment gets it: with the data, and a callback for its progress."""
 
     settings: Settings
     seed: int
@@ -52,7 +52,7 @@ class Case:
         return self.settings[name]
 
     def generator(self) -> torch.Generator:
-        """Fresh, with the case's seed."""
+        """A fresh generator with the case's seed."""
         return torch.Generator().manual_seed(self.seed)
 
 
@@ -64,8 +64,8 @@ class Experiment:
         place: where it is in the paper, such as "Table 3".
         title: one line that says what it shows.
         batches: per cell, in the paper; what `--batches` replaces.
-        draw: what is shown of rows: its own, and those of `after`, by the experiment's name.
-        cells: settings of a trial each; every one is measured with `batches` seeds.
+        draw: makes the section from rows, its own and those of `after`, by the experiment's name.
+        cells: the settings of one trial each; each is measured with `batches` seeds.
         plan: trials that depend on other rows, instead of `cells`.
         measure: one trial.
         needs: data as `spear data` names it, without which nothing can run. The dataset of a trial,
@@ -85,7 +85,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         if (self.cells or self.plan) and self.measure is None:
-            raise InvalidOption("expected a measure beside a grid")
+            raise InvalidOption("expected a measure along with cells or a plan")
 
     def trials(self, name: str, plan: Plan) -> list[Trial]:
         return list(self.plan(plan) if self.plan else plan.each(self.cells, name))

@@ -1,4 +1,4 @@
-"""What tables and figures show of rows: numbers with what is missing said beside them, and curves."""
+"""Numbers and curves from rows, for tables and figures; numbers say how many values are missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def where(rows: Rows, **settings: Any) -> list[Row]:
 
 
 def values_of(rows: Rows, setting: str) -> list[Any]:
-    """The values a setting has, in order."""
+    """The values of a setting, sorted."""
     return sorted({row.settings[setting] for row in rows})
 
 
@@ -40,7 +40,7 @@ def metric(rows: Iterable[Row], name: str) -> list[float]:
 
 
 def decimal(value: float | None, digits: int = 1) -> str:
-    """A number to so many digits, with a power of ten where that is shorter.
+    """A number to `digits` digits, with a power of ten if that is shorter.
 
     >>> decimal(0.0000123), decimal(157.68), decimal(0.0)
     ('1.2 × 10⁻⁵', '157.7', '0')
@@ -80,7 +80,7 @@ def spread(values: Sequence[float], of: int, digits: int = 1) -> str:
 
 
 def _around(values: Sequence[float], of: int, digits: int, factor: float) -> str:
-    """A mean ± so many standard deviations."""
+    """A mean ± `factor` standard deviations."""
     if not of:
         return NOT_RUN
     if not values:
@@ -92,7 +92,7 @@ def _around(values: Sequence[float], of: int, digits: int, factor: float) -> str
 
 
 def rate(rows: Sequence[Row], name: str = "exact") -> str:
-    """How many rows hold it, with the 95 % Clopper-Pearson interval; no result counts as no."""
+    """The share of rows where it holds, with 95 % Clopper-Pearson interval; no result counts as no."""
     if not rows:
         return NOT_RUN
     found = share_of(rows, name)
@@ -131,7 +131,7 @@ def _without(values: Sequence[float], rows: Sequence[Row]) -> str:
 
 
 def verdicts(rows: Iterable[Row]) -> str:
-    """A note on what the attack claimed in all rows that claim anything, and how often wrongly."""
+    """A note on what the attack claimed, over all rows with a claim, and how often wrongly."""
     judged = [row for row in rows if "certified_wrong" in row.metrics]
     outcomes = Counter(row.outcome for row in judged)
     told = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.most_common())
@@ -144,7 +144,7 @@ def verdicts(rows: Iterable[Row]) -> str:
 
 
 def _incomplete(rows: Sequence[Row]) -> str:
-    """A sentence on batches of which a part came back."""
+    """A sentence on batches that came back only in part."""
     part = sum(bool(row.metrics.get("missing")) for row in rows)
     if not part:
         return ""
@@ -152,7 +152,7 @@ def _incomplete(rows: Sequence[Row]) -> str:
 
 
 def counts(rows: Iterable[Row], name: str = "submatrices") -> list[float]:
-    """A count of every row: infinite where the search ended without a match, or the trial failed."""
+    """A count from every row; infinite if the search ended without a match, or the trial failed."""
     return [
         float(row.metrics[name])
         if row.metrics.get("matched") and row.metrics.get(name) is not None
@@ -162,7 +162,7 @@ def counts(rows: Iterable[Row], name: str = "submatrices") -> list[float]:
 
 
 def time_of(row: Row) -> float:
-    """Seconds of the search; of a trial that was stopped, those it took until then."""
+    """Seconds of the search; if the trial was stopped, the time until then."""
     return row.took if row.seconds is None else row.seconds
 
 
@@ -196,7 +196,7 @@ def band(axes: Axes, x: Sequence[float], groups: Sequence[Sequence[float]], **lo
 def rates(
     axes: Axes, x: Sequence[float], groups: Sequence[Rows], name: str = "exact", **look: Any
 ) -> None:
-    """The share of rows that hold it, in per cent, with its 95 % Clopper-Pearson interval."""
+    """Plot the share of rows where it holds, in per cent, with its 95 % Clopper-Pearson interval."""
     places = [(at, share_of(group, name)) for at, group in zip(x, groups, strict=True) if group]
     if not places:
         return
@@ -207,7 +207,7 @@ def rates(
 
 
 def share_of(rows: Rows, name: str = "exact") -> Rate:
-    """How many rows hold it; no result counts as no."""
+    """In how many rows it holds; no result counts as no."""
     return Rate(sum(bool(row.metrics.get(name)) for row in rows), len(rows))
 
 
@@ -227,7 +227,7 @@ def per_point(rows: Rows) -> str:
 
 
 def unfinished(rows: Rows) -> str:
-    """In words: how many searches ended without a match; nothing where none did."""
+    """A sentence on how many searches ended without a match; empty if none did."""
     late = sum(not row.metrics.get("matched") for row in rows)
     return f" {late} of {len(rows)} searches ended before a match and count as infinite." * bool(
         late

@@ -16,7 +16,7 @@ from spear.trials import Compared
 if TYPE_CHECKING:
     from PIL import ImageFont
 
-# Pixels of a picture that is printed 7 inches wide at about 200 dots an inch.
+# Pixels of a picture printed 7 inches wide at about 200 dots per inch.
 _TEXT, _SMALL, _GAP, _BAND, _MARGIN, _FRAME, _LINE = 22, 17, 8, 26, 10, 3, 1.25
 _INK, _PALE, _PAPER = "#202124", "#c4c7cc", "#ffffff"
 CERTIFIED, UNCERTIFIED = plots.GREEN, plots.RED
@@ -30,7 +30,7 @@ class Tile:
         image: (C, H, W) in [0, 1], clipped for showing; None leaves the frame empty.
         frame: colour of a frame around it.
         caption: a few characters below it.
-        psnr: in dB, where it was measured.
+        psnr: in dB, if it was measured.
     """
 
     image: Tensor | None
@@ -46,7 +46,7 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Strip:
-    """Images side by side, with words in front of them."""
+    """Images side by side, with a label to their left."""
 
     label: str  # lines, the first of them in bold
     tiles: Sequence[Tile]
@@ -189,5 +189,5 @@ def _font(size: int, style: str = "") -> ImageFont.FreeTypeFont:
     except ImportError as error:
         raise MissingExtra("matplotlib and Pillow", "plots") from error
     file = Path(mpl.get_data_path()) / "fonts" / "ttf" / f"DejaVuSerif{style}.ttf"
-    # The basic layout is FreeType's alone; with Raqm, if that is there, letters stand otherwise.
+    # The basic layout uses FreeType alone; Raqm, where installed, would place letters differently.
     return ImageFont.truetype(str(file), size, layout_engine=ImageFont.Layout.BASIC)

@@ -1,4 +1,4 @@
-"""Drawings on disk: an experiment's files, and one page of all. Nothing is computed again."""
+"""Writes drawings to disk: an experiment's files, and one page of all. Nothing is computed again."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def page_text(names: Sequence[str], results: Path, images: Path) -> str:
 
 
 def _section(name: str, results: Path) -> tuple[Section, str]:
-    """What is shown of an experiment, and all of it as Markdown."""
+    """An experiment's section, and all of it as Markdown."""
     experiment, rows = catalogue.load(name), rows_for(name, results)
     section = experiment.draw(rows)
     shown: list[Plot | Picture] = [*section.plots, *section.pictures]

@@ -1,4 +1,4 @@
-"""Which trials of an experiment can be run, how one is, and which rows it draws from."""
+"""Which trials of an experiment can be run, how to run one, and which rows it draws from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Options:
         data: folder of the datasets.
         batches: per cell; the paper's number unless given.
         seed: of the first batch.
-        again: run failed and timed-out trials once more.
+        again: rerun trials that failed or timed out.
     """
 
     results: Path
@@ -48,7 +48,7 @@ def plan(name: str, options: Options) -> Part:
 
 
 def runnable(trials: Sequence[Trial], file: RowFile, root: Path | None, again: bool) -> Part:
-    """The trials whose data is there, with the names of what is not. Damaged data is an error."""
+    """The trials whose data is available, and the names of missing data. Damaged data is an error."""
     if not trials:
         return Part(file, trials)
     if root is None:
@@ -83,7 +83,7 @@ def _lacks(root: Path, name: str) -> bool:
 
 
 def work(root: Path | None) -> Work:
-    """Runs any trial of an experiment, in any process."""
+    """A function that runs any trial of an experiment, in any process."""
     return partial(_measured, data=Path(root or ".").resolve())
 
 
@@ -99,7 +99,7 @@ def rows_of(name: str, results: Path) -> list[Row]:
 
 
 def rows_for(name: str, results: Path) -> Mapping[str, Sequence[Row]]:
-    """All that an experiment draws from, by the experiment's name: rows of settings it still has."""
+    """All rows that an experiment draws from, by experiment; rows of dropped settings are left out."""
     found: dict[str, Sequence[Row]] = {}
     for source in catalogue.with_sources((name,)):
         grid = catalogue.load(source).trials(source, Plan(1, 0, found))

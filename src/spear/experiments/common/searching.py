@@ -25,8 +25,8 @@ from spear.search import CandidatePool, CascadeFinder, Finder, SamplingFinder, W
 from spear.trials import Batch, Measured, Row, progress_words, quality
 from spear.update import LayerUpdate
 
-LIMIT_SINGULAR = 0.5  # what the chance of a singular matrix tends to, instead of the lemma's 0.939
-_FINE = 100  # looks at the pool within the expected number of submatrices: counts are good to 1 %
+LIMIT_SINGULAR = 0.5  # the limit of the chance of a singular matrix (the lemma's bound has 0.939)
+_FINE = 100  # checks of the pool within the expected number of submatrices: counts are good to 1 %
 _INVERSES = 4096  # blocks at once, at most: more are no faster
 
 
@@ -35,7 +35,7 @@ class Searched:
     """How a search ended."""
 
     selection: Selection | None  # the choice with the best match
-    matched: bool  # did every sign fit? Else the budget was spent, or the time
+    matched: bool  # did every sign fit? If not, the budget or the time ran out
     counts: dict[str, int]  # submatrices and starts up to then
     seconds: float
 
@@ -74,14 +74,14 @@ def _counts(watch: Watch) -> dict[str, int]:
 
 
 def truth_of(batch: Batch, factors: Factors, ended: Searched) -> dict[str, Any]:
-    """What a choice is worth, as a row's metrics."""
+    """How good a choice is, as a row's metrics."""
     chosen = ended.selection
     inputs = batch.inputs[:0] if chosen is None else factors.reconstruct(chosen.C)
     score = score_images(batch.pixels(inputs), batch.pixels(batch.inputs))
     return {
         "exact": score.exact,
         "recovered": int((score.psnr >= EXACT_DB).sum()),
-        # Where the gradient of a sample has vanished the rest may match, but is not the batch.
+        # If a sample's gradient has vanished, the rest may match but is not the whole batch.
         "matched": ended.matched and factors.batch_size == len(batch.inputs),
         "match": None if chosen is None else chosen.match,
         "worst": quality(score)["worst"],
@@ -109,18 +109,18 @@ class Zeros:
 
     @staticmethod
     def of_row(row: Row) -> Zeros:
-        """As `counted` wrote them."""
+        """From the metrics that `counted` wrote."""
         return Zeros(row.metrics["zeros"], row.metrics["silent"], row.settings["m"])
 
     @property
     def sparsity(self) -> float:
-        """Share of zeros of the column with the fewest."""
+        """Share of zeros in the column with the fewest."""
         return min(self.columns) / self.width
 
     def expected(
         self, *, singular: float = theory.SINGULAR_BASE, overlapping: bool = False
     ) -> float:
-        """Submatrices to expect: hypergeometric, among the rows that are not silent."""
+        """The expected number of submatrices: hypergeometric, among the rows that are not silent."""
         counts = [zeros - self.silent for zeros in self.columns]
         return theory.expected_samples_narrow(
             len(counts),
@@ -132,12 +132,12 @@ class Zeros:
 
 
 def finder_of(name: str, zeros: Zeros, **options: Any) -> Finder:
-    """A finder by the name that settings use, with counts as fine as 1 % of what is expected.
+    """A finder by its name in settings, counting to within 1 % of the expected number.
 
     Args:
         name: cascade, independent or overlapping.
-        zeros: of the batch; they give the step.
-        options: of the sampling finder besides.
+        zeros: of the batch; they determine the step.
+        options: further options of the sampling finder.
     """
     if name == "cascade":
         return CascadeFinder()
@@ -175,7 +175,7 @@ def counted(case: Case, batch: Batch) -> Measured:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity: without a finite expectation there is none."""
+    """None if the expectation is infinite, which JSON cannot hold."""
     return value if math.isfinite(value) else None
 
 
@@ -195,7 +195,7 @@ class PlainPool(CandidatePool):
         if int(zeros.sum()) + self.side.empty_rows >= self.threshold * self.side.size:
             self._overdetermined.add(
                 q, zeros, white, 0
-            )  # redundancy is not looked at: sparsity alone decides
+            )  # redundancy is ignored: sparsity alone decides
         return white
 
 
