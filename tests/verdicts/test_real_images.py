@@ -81,5 +81,5 @@ def test_a_search_that_finds_nothing_ends_in_a_verdict(data_root):
     """Pruning by 1 % once left a round of estimates empty, and raised an IndexError."""
     _, model, x, y = real_batch(data_root, "mnist")
     update = defences.prune(fedsgd(model, x, y), 0.01)
-    result = spear.invert(spear.observe(model, update), model=model, max_seconds=8)
+    result = spear.invert(spear.observe(model, update), model=model, max_seconds=3)
     assert (result.outcome, len(result.inputs)) == (Outcome.INCONCLUSIVE, 0)
