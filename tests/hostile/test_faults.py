@@ -22,11 +22,9 @@ from spear.sweep.grid import Grid
 from spear.sweep.plan import Sweep
 from spear.sweep.subject import Subject
 from spear.sweep.utility import Training
-from spear.trials import Measured, Row, RowFile, Status
+from spear.trials import Measured, RowFile, Status
 from spear.trials.inline import InlineEngine
-from spear.trials.rows import exclusive_lock
 from spear.trials.trial import row_without_result
-from support.command_line import in_this_process
 from support.planted import plant
 from support.trial_work import trial, wait_for
 
@@ -233,32 +231,6 @@ def test_pipes_and_devices_are_refused_and_stay(tmp_path):
             write_private(place, b"content")
     assert pipe.is_fifo()
     assert Path("/dev/null").is_char_device()
-
-
-def test_a_stopped_benchmark_goes_on(tmp_path, tiny):
-    out = tmp_path / "rows.jsonl"
-    words = ["bench", "tiny_imagenet:2x40", "--batches", "2", "--data", tiny.parent]
-    words += ["--out", out, "--workers", "1"]
-
-    def rows():
-        kept = [Row.of_line(line).result for line in out.read_text().splitlines()]
-        for row in kept:
-            del row["metrics"]["extra_bytes"]
-        return sorted(kept, key=lambda row: row["seed"])
-
-    done = in_this_process(*words)
-    assert done.returncode == 0, done.stderr
-    whole = rows()
-    assert [row["seed"] for row in whole] == [0, 1]
-    content = out.read_bytes()
-    out.write_bytes(content[: len(content) - 200])  # killed in the middle of a line
-    assert in_this_process("bench", "--only-draw", "--out", out).returncode == 0
-    with exclusive_lock(out):
-        busy = in_this_process(*words)
-        assert busy.returncode == 2
-        assert "another run is writing" in busy.stderr
-    assert in_this_process(*words).returncode == 0
-    assert rows() == whole
 
 
 def test_a_folder_without_locks_is_told(tmp_path, monkeypatch):
