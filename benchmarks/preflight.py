@@ -1,6 +1,6 @@
 """How well `spear check` foresees: rehearsals on made-up data beside inversions of real data.
 
-    SPEAR_DATA=... python benchmarks/preflight.py benchmarks/rows/preflight.jsonl [seeds]
+    SPEAR_DATA=... python benchmarks/preflight.py benchmarks/rows/preflight.jsonl [seeds [first]]
 
 Every row is one batch of 20, six layers of width 200, one thread, 20 seconds a search. Rows that are
 there already are not measured again; the table is drawn from all of them.
@@ -75,11 +75,11 @@ def table(rows: list[dict]) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    path, seeds = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    path, (seeds, first) = Path(sys.argv[1]), [*map(int, sys.argv[2:]), 0, 0][:2]
     path.touch()
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     done = {(row["data"], row["setting"], row["seed"]) for row in rows}
-    wanted = [(name, s, seed) for seed in range(seeds) for s in SETTINGS for name in DATA]
+    wanted = [(name, s, seed) for seed in range(first, first + seeds) for s in SETTINGS for name in DATA]
     for case in wanted:
         if case not in done:
             rows.append(trial(*case))

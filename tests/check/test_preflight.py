@@ -352,7 +352,7 @@ def test_an_update_is_inverted_instead():
     p = plant(6, m=120, n=60, seed=0)
     found = preflight(p.model, update=p.view, samples=9)
     assert (found.verdict, found.batch_size) == (Exposure.EXPOSED, 6)
-    assert "shows 6 samples, 9 were named" in said(found, "batch size")[0].words
+    assert "shows 6 samples, but 9 were stated" in said(found, "batch size")[0].words
     alone = spear.LayerUpdate(p.view.weight, p.view.bias, p.view.weight_grad, p.view.bias_grad)
     assert preflight(None, update=alone).verdict is Exposure.EXPOSED
     noise = {name: torch.randn_like(g) for name, g in p.gradients.items()}

@@ -273,7 +273,7 @@ def test_half_sorted_tiny_imagenet(tiny):
     victim = tiny / "val" / WNIDS[5]
     (victim / "images").rename(tiny / "kept")
     (victim / "images").mkdir()
-    damaged(lambda: data.tiny_imagenet(tiny), "0 of", WNIDS[5])
+    damaged(lambda: data.tiny_imagenet(tiny), "0 in", WNIDS[5])
     (victim / "images").rmdir()
     victim.rmdir()
     damaged(lambda: data.tiny_imagenet(tiny), "got 199", "half-copied")

@@ -107,7 +107,7 @@ def verdict(report: Report) -> Headline:
     if Level.PROTECTED in levels:
         return Headline("failed", "No opening found", _NO_GUARANTEE)
     meaning = (
-        "These results hold for these settings and this attack; they guarantee nothing beyond."
+        "These results hold for these settings and this attack; they are no guarantee beyond them."
     )
     return Headline("neutral", "Results", meaning)
 
