@@ -79,7 +79,9 @@ if __name__ == "__main__":
     path.touch()
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     done = {(row["data"], row["setting"], row["seed"]) for row in rows}
-    wanted = [(name, s, seed) for seed in range(first, first + seeds) for s in SETTINGS for name in DATA]
+    wanted = [
+        (name, s, seed) for seed in range(first, first + seeds) for s in SETTINGS for name in DATA
+    ]
     for case in wanted:
         if case not in done:
             rows.append(trial(*case))
