@@ -468,3 +468,10 @@ def test_the_spread_is_between_samples_or_within_one():
     assert rivals._spread(X) == pytest.approx(5 / math.sqrt(2))
     assert rivals._spread(torch.tensor([[1.0, 3.0]])) == pytest.approx(math.sqrt(2))
     assert rivals._spread(torch.ones(1, 1)) == 0
+
+
+def test_more_samples_than_columns_that_are_used():
+    """Of one-hot columns many are empty: there may be fewer left than samples were read."""
+    factors = factorise(plant(6, m=60, n=40).view)
+    used = torch.arange(40) < 5
+    assert rivals.missing(dataclasses.replace(factors, live_columns=used)) == ""

@@ -134,9 +134,10 @@ class Stage:
             torch.manual_seed(seed)
             try:
                 sent = send(self.model, batches, protocol, loss=loss_of, generator=generator)
-                result = invert(self._view(sent), max_seconds=max_seconds)
+                view = self._view(sent)
             except (SpearError, ValueError, RuntimeError) as error:  # batch norm of one sample, say
                 return Declined(_complaint(error))
+            result = invert(view, max_seconds=max_seconds)
         found = result.inputs.double()
         if protocol.clips == "per-layer":  # samples are then recovered up to a factor
             found = _scaled(found, truth.double())

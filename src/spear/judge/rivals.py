@@ -530,10 +530,10 @@ def _extra_singular_value(factors: Factors) -> bool:
     """Does one more singular value stand out from what was taken for noise?"""
     b, s = factors.b, factors.spectrum
     m, n = int(factors.live_rows.sum()), int(factors.live_columns.sum())
-    if len(s) < min(m, n) or len(s) < b + 1 + SPARE_ROWS:
+    k, p = m - b - 1, n - b - 1
+    if len(s) < min(m, n) or len(s) < b + 1 + SPARE_ROWS or min(k, p) < 1:
         return False  # a sketch, or too little to compare with
     rest = s[b + 1 :]
-    k, p = m - b - 1, n - b - 1
     edge = float(rest.norm()) / math.sqrt(k * p) * (math.sqrt(k) + math.sqrt(p))
     # A rounding of the loudest sample does not count, nor a few of the factorisation's own.
     eps = factors.eps
