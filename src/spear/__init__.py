@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         NotExact,
         SpearError,
     )
+    from spear.factors import combine
     from spear.inversion import Inversion, Outcome, invert
     from spear.judge import Cause, Proof
     from spear.report import Report, load
@@ -41,6 +42,7 @@ __all__ = [
     "Report",
     "SamplingFinder",
     "SpearError",
+    "combine",
     "invert",
     "load",
     "observe",
@@ -53,6 +55,7 @@ _HOMES = {
     **dict.fromkeys(("Inversion", "Outcome", "invert"), "inversion"),
     **dict.fromkeys(("LayerUpdate", "Protocol", "observe"), "update"),
     **dict.fromkeys(("CascadeFinder", "Progress", "SamplingFinder", "workers"), "search"),
+    "combine": "factors",
     **dict.fromkeys(("Cause", "Proof"), "judge"),
     **dict.fromkeys(("Report", "load"), "report"),
 }

@@ -1,5 +1,6 @@
 """The low-rank factors of an update: rank, noise level and bases, streamed where the layer is large."""
 
+from spear.factors.combining import combine
 from spear.factors.factorisation import Factors, Side, factorise
 from spear.factors.penalty import without_penalty
 from spear.factors.spectrum import batch_size_from
@@ -8,6 +9,7 @@ __all__ = [
     "Factors",
     "Side",
     "batch_size_from",
+    "combine",
     "factorise",
     "without_penalty",
 ]

@@ -24,6 +24,7 @@ from spear.factors.streaming import (
     left_factor,
     live,
     sketch,
+    with_unseen,
 )
 from spear.tolerances import (
     MARGIN,
@@ -157,6 +158,7 @@ class Factors:
             weight_grad=-view.weight_grad,
             bias_grad=-view.bias_grad,
             others={name: -gradient for name, gradient in view.others.items()},
+            rounds=None if view.rounds is None else view.rounds.negated,
         )
         return dataclasses.replace(self, view=turned, left=-self.left)
 
@@ -241,7 +243,7 @@ class Factors:
 
     def _is_bias_noise(self, rest: Tensor) -> bool:
         """Is this part of dL/db (rows,) no more than the noise of its entries?"""
-        eps = torch.finfo(self.view.bias_grad.dtype).eps
+        eps = torch.finfo(self.view.bias_precision).eps
         rounding = MARGIN * eps * float(self.bias_grad.norm())
         return float(rest.norm()) <= rounding + self.zero * math.sqrt(len(rest))
 
@@ -270,16 +272,14 @@ class Factors:
     @cached_property
     def weight_lengths(self) -> Tensor:
         """|W_k| (m, 1)."""
-        weight = self.view.weight.detach()
-        lengths: Tensor = torch.linalg.vector_norm(weight, dim=1).to(self.left)
-        return lengths[:, None]
+        return self.view.weight_lengths.to(self.left)[:, None]
 
     def preactivation_error(self, C: Tensor) -> Tensor:
         """How far off the preactivation of x = C R (..., b) may be, in units of |W_k|.
 
         From the client's own rounding, and from what the update's noise leaves in the input.
         """
-        eps = torch.finfo(self.view.weight.dtype).eps
+        eps = torch.finfo(self.view.weight_precision).eps
         noise = ZERO_DEVIATIONS * self.noise * (C / self.singular_values).norm(dim=-1)
         preactivation_error: Tensor = eps * C.norm(dim=-1) + noise
         return preactivation_error
@@ -302,15 +302,18 @@ class Factors:
     def combine(self, coefficients: Tensor) -> Tensor:
         """coefficients @ U^T dL/dW (k, n), streamed: with C S^-1 these are the inputs C R."""
         weights = coefficients @ self.left.T  # (k, m)
-        out = weights.new_empty(len(weights), self.n)
+        out = weights.new_empty(len(weights), self.view.weight.shape[1])
         for columns, gradient in column_blocks(self.view.weight_grad):
             out[:, columns] = weights @ gradient
-        return out
+        return out if self.view.rounds is None else out @ self.view.rounds.basis
 
     def reconstruct(self, C: Tensor) -> Tensor:
         """X = C R (k, n), in the dtype of the update (float32 at least), the client's own."""
+        dtype = self.view.input_precision
+        if self.view.rounds is not None:
+            inputs = self.combine(C / self.singular_values)
+            return inputs.to(self.view.weight_grad.device, dtype)
         weights = (C / self.singular_values) @ self.left.T  # (k, m)
-        dtype = torch.promote_types(self.view.weight_grad.dtype, torch.float32)
         out = torch.empty(len(C), self.n, dtype=dtype, device=weights.device)
         for columns, gradient in column_blocks(self.view.weight_grad):
             out[:, columns] = (weights @ gradient).to(dtype)
@@ -321,22 +324,27 @@ def factorise(view: LayerUpdate) -> Factors:
     """Factorise an update: batch size from the spectrum's gap, noise from what lies beyond it."""
     G = view.weight_grad
     live_rows, live_columns = live(G)
+    if view.rounds is not None:
+        live_columns = view.rounds.live_columns
     m, n = int(live_rows.sum()), int(live_columns.sum())
-    eps = torch.finfo(G.dtype).eps
-    seen = sketch(G, m, eps) if min(m, n) >= _SKETCHED_FROM else None
+    eps = torch.finfo(G.dtype if view.rounds is None else view.precision).eps
+    large = min(m, n) >= _SKETCHED_FROM and view.rounds is None
+    seen = sketch(G, m, eps) if large else None
     if seen is not None and _sketch_is_conclusive(seen, m, n, eps):
         b: int | None = seen.rank
         rank = seen.rank
         s, U, outside = seen.values, seen.left[live_rows], seen.outside
     else:
         U, s = left_factor(G, live_rows)
+        beyond = _beyond_basis(view, live_rows)  # (m,)
+        s = with_unseen(s, float(beyond.square().sum()), min(m, n))
         b = batch_size_from(s, m, n, eps)
         if view.relu == "before" and b is not None and b >= view.outputs - 1:
             b = None  # an output layer's gradients sum to zero over classes, as for a larger batch
         if b is None and _fills_the_inputs(view, U, live_rows, n):
             b = n
         rank = b if b is not None else rank_without_gap(s, eps)
-        outside = (U[:, rank:] * s[rank:]).norm(dim=1)
+        outside = (U[:, rank:] * s[rank : U.shape[1]]).norm(dim=1).hypot(beyond)
     left = U.new_zeros(view.outputs, rank)
     left[live_rows] = U[:, :rank]
     noise, loudest = _noise(s, outside, rank, m, n)
@@ -348,6 +356,13 @@ def factorise(view: LayerUpdate) -> Factors:
     level = ZERO_DEVIATIONS * loudest
     factors = Factors(view, s, b, left, noise, level, live_rows, live_columns, row_noise)
     return factors if b is not None or not rank else factors._part(left, s[: rank + 1])
+
+
+def _beyond_basis(view: LayerUpdate, live_rows: Tensor) -> Tensor:
+    """Length (rows,) of what each row has outside the columns that are kept of several rounds."""
+    if view.rounds is None:
+        return torch.zeros(int(live_rows.sum()), dtype=torch.float64, device=live_rows.device)
+    return view.rounds.outside[live_rows]
 
 
 def _row_noise(
@@ -366,7 +381,7 @@ def _fills_the_inputs(view: LayerUpdate, U: Tensor, live_rows: Tensor, n: int) -
     With b = n the columns of dL/dZ span those of dL/dW, and their sum dL/db lies in that span: a
     test of m - n numbers. With more samples it does not.
     """
-    if U.shape[0] < n + SPARE_BIAS_ROWS or view.relu != "after":
+    if U.shape[0] < n + SPARE_BIAS_ROWS or view.relu != "after" or view.rounds is not None:
         return False
     g = double(view.bias_grad)
     inside = g[live_rows]

@@ -82,7 +82,7 @@ def without_penalty(factors: Factors) -> tuple[Factors, Penalty | None]:
     (3, 'the update holds an L2 penalty (weight decay) of 1.0e-01, taken off')
     """
     view = factors.view
-    if not _unexplained(factors):
+    if view.rounds is not None or not _unexplained(factors):
         return factors, None
     rows = min(int(factors.live_rows.sum()), int(factors.live_columns.sum()))
     grams = _Grams(view)

@@ -7,6 +7,7 @@ passes over the gradient. All sums are in float64, and nothing as large as the g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -109,6 +110,15 @@ def _last_drop(s: Tensor, eps: float, least: float) -> int | None:
 def noise_floor(s: Tensor, eps: float) -> float:
     """Rounding leaves about a tenth of eps; a drop to a hundredth of that is no further gap."""
     return float(s.norm()) * max(torch.finfo(s.dtype).eps, 1e-3 * eps)
+
+
+def with_unseen(s: Tensor, energy: float, count: int) -> Tensor:
+    """Singular values (count,) of a matrix of which `s` are known, and the energy of the others."""
+    unseen = count - len(s)
+    if unseen <= 0:
+        return s[:count]
+    rest = s.new_full((unseen,), math.sqrt(max(energy, 0.0) / unseen))
+    return torch.cat([s, rest]).sort(descending=True).values
 
 
 def left_factor(G: Tensor, live_rows: Tensor) -> tuple[Tensor, Tensor]:

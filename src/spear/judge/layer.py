@@ -158,7 +158,7 @@ def _after_rounding(factors: Factors, X: Tensor, error: Tensor) -> Tensor:
     An error e below half a step u vanishes. Beyond, it is a whole number of steps, with mean square
     u^2 (P(|e| > u/2) + 3 P(|e| > 3u/2) + 5 P(|e| > 5u/2) + ...).
     """
-    dtype = torch.promote_types(factors.view.weight_grad.dtype, torch.float32)
+    dtype = factors.view.input_precision
     some = X[:, :: max(1, X.shape[1] // _SAMPLED_INPUTS)]
     step = torch.finfo(dtype).eps * torch.exp2(some.abs().clamp_min(1e-300).log2().floor())
     # Below a quarter of a step, rounding just adds u^2 / 12.
@@ -256,7 +256,7 @@ def bias_in_span(factors: Factors) -> bool:
 
 def bias_level(factors: Factors, g: Tensor) -> float:
     """How long a part of dL/db (m,) noise and rounding can put outside the span of L."""
-    eps = torch.finfo(factors.view.bias_grad.dtype).eps
+    eps = torch.finfo(factors.view.bias_precision).eps
     return MARGIN * eps * float(g.norm()) + factors.zero * math.sqrt(len(g))
 
 

@@ -113,7 +113,7 @@ class _Rescaling:
 
         The scale matters: it moves z relative to the biases of all layers.
         """
-        lengths = torch.linalg.vector_norm(self.factors.view.weight.detach(), dim=1).to(self.Wx)
+        lengths = self.factors.view.weight_lengths.to(self.Wx)
         z_error, scale_error = self.error[:, None] * lengths, self.scale_error[:, None]
         network, relus = soften(self.replay.network)
         step = torch.zeros_like(self.Wx).requires_grad_()

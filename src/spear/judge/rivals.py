@@ -251,7 +251,7 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
     spread = _spread(found.X)
     # The mean of two is half as far from both; the other half is a margin.
     # An input that the layer ignores shows nowhere, however large the difference.
-    blind = bool((found.view.weight[:, found.factors.live_columns] == 0).all(0).any())
+    blind = _ignores_inputs(found)
     harmless = (radius <= EXACT_ERROR * found.value_range) & (not blind)
     if fit.dimensions < 2:
         harmless, radius = torch.zeros_like(harmless), torch.full_like(radius, torch.inf)
@@ -279,6 +279,14 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
             assumptions = (*assumptions, UNSEEN)
     words = _MAY_BE_SEVERAL if told is None else _SEVERAL
     return Ruling(Cause.MERGED, single, words, assumptions, doubled)
+
+
+def _ignores_inputs(found: Recovered) -> bool:
+    """Is there an input with a gradient that no weight reads?"""
+    view = found.view
+    if view.rounds is not None:
+        return view.rounds.ignored_columns
+    return bool((view.weight[:, found.factors.live_columns] == 0).all(0).any())
 
 
 def _weighs_one_of(told: int, found: Recovered, fit: Fit) -> Tensor:
@@ -371,7 +379,10 @@ def merge_radius(found: Recovered, fit: Fit) -> Tensor:
     factors, selection, X, Z = found.factors, found.selection, found.X, found.Z
     m, n = factors.m, factors.n
     noise = torch.randn(1, n, generator=torch.Generator().manual_seed(0)).to(X)
-    noise = (noise / noise.norm()) @ factors.view.weight.to(X).T
+    noise = noise / noise.norm()
+    if factors.view.rounds is not None:
+        noise = noise @ factors.view.rounds.basis.T
+    noise = noise @ factors.view.weight.to(X).T
     edge = factors.noise * (math.sqrt(m) + math.sqrt(n))
     left_over = max(edge, *factors.spectrum[factors.b : factors.b + 1].tolist(), 0.0)
     reaches = [(2 * left_over / fit.curvature(noise.expand_as(Z))).sqrt()]
@@ -383,7 +394,7 @@ def merge_radius(found: Recovered, fit: Fit) -> Tensor:
         reaches.append((2 * zeros * distance / fit.curvature(way)).sqrt())
     length = X.norm(dim=1)
     g = factors.bias_grad
-    rounding = torch.finfo(factors.view.bias_grad.dtype).eps * g.norm()
+    rounding = torch.finfo(factors.view.bias_precision).eps * g.norm()
     outside = factors.bias_outside.norm()
     if selection.bias_noise is not None:
         outside = outside.new_tensor(selection.bias_noise * math.sqrt(m))

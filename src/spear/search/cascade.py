@@ -25,6 +25,7 @@ from torch import Tensor
 
 from spear.errors import InvalidOption
 from spear.factors import Factors, Side
+from spear.search.blocks import Blocks, refine_blocks, search_blocks
 from spear.search.candidates import CandidatePool
 from spear.search.directions import Directions
 from spear.search.dual import (
@@ -42,7 +43,7 @@ from spear.search.output_layer import vertices_by_linear_programme
 from spear.search.sampling import Draw, SamplingFinder, kernels
 from spear.search.starts import guess_from_rows, refine_to_kernel, search_from_starts
 from spear.search.watch import Watch
-from spear.tolerances import UNDECIDED
+from spear.tolerances import ROWS_PER_SAMPLE, UNDECIDED
 
 _BLOCKS = 512  # b x b inverses at a time when sampling
 _LARGEST_SWAP = 1 << 21  # b^2 rows up to which swapping in rejected directions is worth trying
@@ -54,6 +55,7 @@ _KERNEL_NOISE_LIMIT = 5e-3
 _MAX_SAMPLES_PER_ROW = 0.8  # per live row: beyond, none can have enough zeros, whatever the data
 _NEGATIVE_SHARE_USED = 0.7  # of the rows with a negative sign, the most negative ones
 _MOST_DIRECTIONS = 20  # overdetermined ones per sample: so many are mixes, and more help no one
+_BLOCK_STARTS = 2  # per missing sample: nearly all of them end near a sample
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
 
 
@@ -109,7 +111,7 @@ class CascadeFinder:
             return
         side = factors.outputs
         pool = CandidatePool(side, threshold=factors.b / side.size, watch=watch)
-        if factors.has_weak_sample:  # faint samples make white rows noisy; estimates allow for that
+        if factors.has_weak_sample and factors.view.rounds is None:  # faint samples make white rows noisy; estimates allow for that
             for found in self._estimates(factors, generator, watch):
                 pool.keep(found, found.redundancy > 0)
             yield pool.snapshot(reserve=False)
@@ -136,36 +138,35 @@ class CascadeFinder:
         self, factors: Factors, pool: CandidatePool, generator: torch.Generator, watch: Watch
     ) -> Iterator[Directions]:
         side, whole, b = factors.outputs, dual_problem(factors), factors.b
+        blocks = Blocks.of(factors)
         missing, idle = whole, 0
         if len(pool):
-            missing = deflate(
-                whole, *consistent_samples(whole, *pool.overdetermined(), watch=watch)
-            )
+            missing = _missing(whole, pool, blocks, watch)
         while missing.missing and not watch.expired:
-            residual = balance(missing)
-            if idle < self.patience:
-                grown = self._round(pool, residual, idle, generator, watch)
+            left = missing.missing
+            if blocks is not None and _by_blocks(blocks, left, idle) and idle < self.patience:
+                grown = _block_round(pool, blocks, left, idle, generator, watch)
+            elif idle < self.patience:
+                grown = self._round(pool, balance(missing), idle, generator, watch)
             elif idle == self.patience and _span_cluster(pool, whole, watch):
                 yield pool.snapshot()
                 return
             elif len(pool) <= _MOST_DIRECTIONS * b and watch.count("submatrices", 0) < min(
                 self.max_samples, _all_of(side)
             ):
-                grown = _sample(pool, residual, generator, watch)
+                grown = _sample(pool, balance(missing), generator, watch)
             else:
-                watch.remark(_stuck(residual, b, watch))
+                watch.remark(_stuck(left, b, watch))
                 if b * b * len(side.white) <= _LARGEST_SWAP:
                     yield pool.snapshot()
                 return
-            watch.report("search", found=b - residual.missing, batch_size=b)
+            watch.report("search", found=b - left, batch_size=b)
             idle += 1
             if grown:
                 yield pool.snapshot(reserve=False)
                 with watch.stage("read"):
-                    missing = deflate(
-                        whole, *consistent_samples(whole, *pool.overdetermined(), watch=watch)
-                    )
-                idle = 0 if missing.missing < residual.missing else idle
+                    missing = _missing(whole, pool, blocks, watch)
+                idle = 0 if missing.missing < left else idle
 
     def _round(
         self,
@@ -245,10 +246,56 @@ def _sample(
         return pool.add(candidates[: _MOST_DIRECTIONS * b])
 
 
-def _stuck(residual: BalancedProblem, b: int, watch: Watch) -> str:
+def _by_blocks(blocks: Blocks, missing: int, idle: int) -> bool:
+    """Blocks while signs say nothing, rows and signs for the last; both in turn if stuck."""
+    if 2 * missing > blocks.count:
+        return True
+    return (ROWS_PER_SAMPLE * missing > blocks.count) == (idle % 2 == 0)
+
+
+def _block_round(
+    pool: CandidatePool,
+    blocks: Blocks,
+    missing: int,
+    idle: int,
+    generator: torch.Generator,
+    watch: Watch,
+) -> bool:
+    """One round of the search by blocks; is there a new direction?"""
+    watch.count("rounds")
+    starts = max(128, _BLOCK_STARTS * missing) << min(idle // 2, 3)
+    found, _ = pool.overdetermined()
+    with watch.stage("seek"):
+        guesses = search_blocks(blocks, found, starts, generator, watch)
+        watch.count("starts", starts)
+    with watch.stage("settle"):
+        candidates = refine_blocks(blocks, *guesses, watch)
+    with watch.stage("round"):
+        rounded = pool.rounded(candidates)
+    return pool.keep(rounded, rounded.redundancy == 2)
+
+
+def _missing(
+    whole: DualProblem, pool: CandidatePool, blocks: Blocks | None, watch: Watch
+) -> DualProblem:
+    """What is left to find beside the pool: both halves, as far as signs can be read."""
+    q, off = pool.overdetermined()
+    if blocks is None or ROWS_PER_SAMPLE * (whole.missing - len(q)) <= blocks.count:
+        return deflate(whole, *consistent_samples(whole, q, off, watch=watch))
+    if len(q) > whole.missing:
+        q = q[sparsest_independent(q.T, off.sum(1).double())]
+    return deflate(whole, q, _duals(blocks, q))
+
+
+def _duals(blocks: Blocks, q: Tensor) -> Tensor:
+    """c (k, b) of white directions q (k, b), taking c ~ q in the blocks' coordinates."""
+    return torch.linalg.pinv(blocks.here(q)) @ blocks.change
+
+
+def _stuck(missing: int, b: int, watch: Watch) -> str:
     return (
-        f"the cascade found {b - residual.missing} of {b} samples and got stuck on the last "
-        f"{residual.missing}: {watch.count('starts', 0):,} starts and "
+        f"the cascade found {b - missing} of {b} samples and got stuck on the last "
+        f"{missing}: {watch.count('starts', 0):,} starts and "
         f"{watch.count('submatrices', 0):,} submatrices gave no other direction"
     )
 

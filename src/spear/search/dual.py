@@ -32,7 +32,8 @@ _LEAST_WEIGHT = 1e-3  # that a row keeps: nothing is excluded on an estimate
 # Share of rows whose sign agrees with the zeros: 0.97 and more for samples, up to 0.93 for mixes of
 # samples with spare zeros.
 SIGN_AGREEMENT = 0.95
-_SIGN_AGREEMENT_TRAINED = 0.88  # after many local steps, in which signs change
+# After many local steps, or over rounds, in which signs change: rows near their threshold are many.
+_SIGN_AGREEMENT_MOVING = 0.88
 _POSSIBLE_MIXES = 16  # directions with the fewest zeros, among which a mix is sought
 _MOST_DROPPED = 4  # mixes that are sought one by one
 
@@ -69,7 +70,8 @@ def dual_problem(factors: Factors) -> DualProblem:
     ends, bias = factors.before_and_after
     H = ends.mean(0) * factors.singular_values + torch.outer(bias.mean(0).squeeze(1), h)
     one = torch.eye(factors.b, dtype=h.dtype, device=h.device)
-    least_agreement = SIGN_AGREEMENT if factors.protocol.one_step else _SIGN_AGREEMENT_TRAINED
+    steady = factors.protocol.one_step and factors.view.rounds is None
+    least_agreement = SIGN_AGREEMENT if steady else _SIGN_AGREEMENT_MOVING
     return DualProblem(factors.left[live], H[live], h, least_agreement, one, one)
 
 

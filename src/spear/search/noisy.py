@@ -188,8 +188,7 @@ def refine_jointly(
     factors: Factors, whole: DualProblem, units: NoiseUnits, p: Tensor
 ) -> tuple[Tensor, Tensor]:
     """All samples together: with b directions, c = Q^-1 gives every preactivation and its error."""
-    weight = factors.view.weight.detach()[factors.live_rows.to(factors.view.weight.device)]
-    lengths = torch.linalg.vector_norm(weight, dim=1).to(p)  # (rows,)
+    lengths = factors.weight_lengths[factors.live_rows, 0]  # (rows,)
     off = torch.zeros_like(units.basis)
     for _ in range(_SWEEPS):
         values = units.basis @ p

@@ -26,6 +26,7 @@ from spear.update.protocol import (
     Sends,
 )
 from spear.update.readings import looks_like_adam
+from spear.update.rounds import Round, Rounds
 
 __all__ = [
     "ENTRYWISE",
@@ -36,6 +37,8 @@ __all__ = [
     "LayerUpdate",
     "Protocol",
     "Relu",
+    "Round",
+    "Rounds",
     "Sends",
     "SoftRelu",
     "describe_plain_mlp",

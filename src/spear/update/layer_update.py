@@ -10,9 +10,10 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from spear.errors import Declined, InvalidUpdate
+from spear.errors import Declined, InvalidOption, InvalidUpdate
 from spear.update.layers import LayerReport, Relu, Traced, network_after, trace
 from spear.update.protocol import UNKNOWN_PROTOCOL, Protocol
+from spear.update.rounds import Rounds
 
 _BLOCK = 1 << 22  # entries checked at a time, so that a check never copies a large gradient
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -62,6 +63,8 @@ class LayerUpdate:
     """What the update was said to be and is not, in words; it is read as what it is."""
     notes: tuple[str, ...] = field(default=(), repr=False)
     """What `observe` had to do to read the model and the update, and what follows from it."""
+    rounds: Rounds | None = field(default=None, repr=False)
+    """Set if `combine` made this of several rounds: rows are stacked, columns are coordinates."""
 
     def __post_init__(self) -> None:
         problems = _problems(self)
@@ -74,6 +77,10 @@ class LayerUpdate:
 
     def with_model(self, model: nn.Module) -> LayerUpdate:
         """The same with another model to replay."""
+        if self.rounds is not None:
+            raise InvalidOption(
+                "several rounds have a model each: give each to spear.observe, and leave out model="
+            )
         return dataclasses.replace(self, model=model, traced=trace(model))
 
     def network_behind(self) -> nn.Module | Declined:
@@ -109,19 +116,45 @@ class LayerUpdate:
 
     @property
     def inputs(self) -> int:
-        return self.weight.shape[1]
+        return self.weight.shape[1] if self.rounds is None else self.rounds.basis.shape[1]
+
+    @property
+    def weight_lengths(self) -> Tensor:
+        """|W_k| (m,)."""
+        if self.rounds is not None:
+            return self.rounds.weight_lengths
+        lengths: Tensor = torch.linalg.vector_norm(self.weight.detach(), dim=1)
+        return lengths
+
+    @property
+    def weight_precision(self) -> torch.dtype:
+        return self.weight.dtype if self.rounds is None else self.rounds.weight_precision
+
+    @property
+    def bias_precision(self) -> torch.dtype:
+        """Of the bias gradient."""
+        return self.bias_grad.dtype if self.rounds is None else self.rounds.precision
+
+    @property
+    def input_precision(self) -> torch.dtype:
+        """Of recovered inputs: the client's own, float32 at least."""
+        own = self.weight_grad.dtype if self.rounds is None else self.rounds.precision
+        return torch.promote_types(own, torch.float32)
 
     @property
     def precision(self) -> torch.dtype:
         """The coarser dtype of weight and bias gradient, which sets their rounding."""
+        if self.rounds is not None:
+            return self.rounds.precision
         return max(self.weight_grad.dtype, self.bias_grad.dtype, key=lambda d: torch.finfo(d).eps)
 
     @property
     def choice(self) -> str:
         """In words: which layer was chosen, and why the others were not."""
         if self.layer is None:
-            return f"one layer, {self.inputs} -> {self.outputs}, given directly"
-        lines = [f"attacking {self.layer!r} ({self.inputs} -> {self.outputs}, ReLU {self.relu})"]
+            said = self.notes if self.rounds is not None else ()
+            return "\n".join([f"one layer, {self._size}, given directly", *said])
+        lines = [f"attacking {self.layer!r} ({self._size}, ReLU {self.relu})"]
         lines += [r.caveat.words for r in self.considered if r.name == self.layer and r.caveat]
         names = [report.name for report in self.considered]
         for i, report in enumerate(self.considered):
@@ -130,6 +163,13 @@ class LayerUpdate:
                 too = f"attackable too ({report.why}), but {where} the data"
                 lines.append(f"not {report.name!r}: {too if report.attackable else report.why}")
         return "\n".join([*lines, *self.notes])
+
+    @property
+    def _size(self) -> str:
+        if self.rounds is None:
+            return f"{self.inputs} -> {self.outputs}"
+        count = len(self.rounds)
+        return f"{self.inputs} -> {self.outputs // count}, {count} rounds"
 
     @property
     def next_gradient(self) -> Tensor | None:
