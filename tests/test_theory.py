@@ -105,3 +105,134 @@ def test_what_cannot_be_found_takes_for_ever():
 def test_a_rejection_rate_is_a_probability():
     with pytest.raises(InvalidOption, match="0 <= p_fr < 1, got 1"):
         theory.samples_with_high_probability(4, 1e-3, 1.0)
+
+
+# Several rounds
+
+
+def drifting(seed, b, m, rounds, movement):
+    """Which neurons are off (rounds, m, b) while Gaussian preactivations drift."""
+    start, drift = np.random.default_rng(seed).normal(size=(2, m, b))
+    return np.stack([start + r * movement * drift < 0 for r in range(rounds)])
+
+
+@pytest.mark.parametrize(("rounds", "movement"), [(2, 0.3), (10, 0.05), (20, 0.2)])
+def test_neurons_that_stay_off_are_those_of_a_drift(rounds, movement):
+    never_on = drifting(0, 200, 1000, rounds, movement).all(0).mean()
+    assert theory.stay_off(rounds, movement=movement) == pytest.approx(never_on, abs=0.005)
+    assert theory.stay_off(1, off=0.3, movement=movement) == 0.3
+
+
+def test_the_fewest_zeros_are_those_of_the_typical_worst_sample():
+    b, m = 100, 50
+    fewest = [drifting(seed, b, m, 1, 0)[0].sum(0).min() for seed in range(201)]
+    typical = np.median(fewest)
+    assert theory.independent_zeros(b, m, 1) == pytest.approx(typical, abs=1)
+    nine_in_ten = np.quantile(drifting(0, 10_000, m, 1, 0)[0].sum(0), 0.1)
+    assert theory.independent_zeros(b, m, 1, share=0.9) == nine_in_ten > typical
+
+
+def planted(seed, b, m, rounds, movement):
+    """dL/dZ (rounds, m, b) of fixed zeros, whose values are polynomials of time."""
+    rng = np.random.default_rng(seed)
+    on = rng.integers(0, 2, (m, b))
+    powers = rng.normal(size=(rounds, m, b))
+    moved = movement * (rounds - 1) * np.linspace(0, 1, rounds)
+    return sum(on * np.multiply.outer(moved**k, powers[k]) for k in range(rounds))
+
+
+@pytest.mark.parametrize("movement", [0.0, 1e-5, 1e-3, 0.3])
+def test_rank_of_a_sample_that_never_switches_a_neuron(movement):
+    """Counted at the level that the theory takes noise to drown, for a smooth movement alone."""
+    b, m, rounds, noise = 400, 60, 6, 1e-8
+    D = planted(0, b, m, rounds, movement)
+    off = D[0, :, 0] == 0
+    spectrum = np.linalg.svd(D[:, off].reshape(-1, b), compute_uv=False)
+    rank = (spectrum > theory._LOST_TO_CONDITION * noise * spectrum[0]).sum()
+    foreseen = theory._smooth_directions(movement * (rounds - 1), rounds, noise)
+    assert rank / off.sum() <= foreseen < rank / off.sum() + 1
+
+
+def test_rounds_lift_the_limit_of_the_width():
+    assert theory.rounds_needed(40, 100) == 1
+    assert theory.rounds_needed(100, 100) == 3
+    assert theory.rounds_needed(300, 100) == 9
+    assert theory.rounds_needed(300, 100, off=0.3) > theory.rounds_needed(300, 100)
+
+
+def test_rounds_in_which_nothing_moves_say_nothing_new():
+    still = theory.independent_zeros(300, 100, 50, movement=0.0)
+    assert still == theory.independent_zeros(300, 100, 1)
+    assert theory.rounds_needed(300, 100, movement=0.0) is None
+    assert theory.rounds_needed(300, 100, movement=1e-4) > 20 * theory.rounds_needed(300, 100)
+    assert theory.largest_batch(100, 50, movement=0.0) == theory.largest_batch(100, 1)
+
+
+def test_noise_costs_rounds_where_weights_hardly_move():
+    exact, float32, noisy = (
+        theory.rounds_needed(150, 50, movement=0.004, noise=noise) for noise in (0, 1.3e-7, 1e-4)
+    )
+    assert exact < float32 < noisy
+
+
+def test_more_samples_than_inputs_are_never_determined():
+    assert theory.rounds_needed(785, 100, inputs=784) is None
+    assert theory.rounds_needed(784, 100, inputs=784) == theory.rounds_needed(784, 100)
+    assert theory.largest_batch(100, 100, inputs=784) == 784
+
+
+@given(
+    st.integers(1, 500),
+    st.integers(1, 300),
+    st.floats(0.05, 0.9),
+    st.floats(0, 2),
+    st.floats(0, 1e-3),
+)
+def test_the_largest_batch_of_the_rounds_needed(b, m, off, movement, noise):
+    options = {"off": off, "movement": movement, "noise": noise}
+    needed = theory.rounds_needed(b, m, **options)
+    if needed is None:
+        assert theory.independent_zeros(b, m, 10_000, **options) < b - 1
+        return
+    assert theory.largest_batch(m, needed, **options) >= b
+    assert needed == 1 or theory.largest_batch(m, needed - 1, **options) < b
+
+
+def test_more_rounds_as_many_as_the_rank_lacks():
+    assert theory.more_rounds(100, 33, 2) == 4
+    assert theory.more_rounds(100, 98, 6) == 1
+    assert theory.more_rounds(100, 120, 6) == 0
+    assert theory.more_rounds(100, 60, 6, before=57) == 13
+    assert theory.more_rounds(100, 60, 6, before=60) is None
+    assert theory.more_rounds(100, 0, 3) is None
+    assert theory.more_rounds(1, 0, 1) == 0
+
+
+def test_more_rounds_agrees_with_the_rounds_needed():
+    zeros = math.floor(theory.independent_zeros(200, 50, 4))
+    assert 4 + theory.more_rounds(200, zeros, 4) == theory.rounds_needed(200, 50)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: theory.stay_off(0),
+        lambda: theory.stay_off(2, off=1.0),
+        lambda: theory.stay_off(2, movement=-0.1),
+        lambda: theory.stay_off(2, movement=math.nan),
+        lambda: theory.stay_off(2, movement=math.inf),
+        lambda: theory.rounds_needed(0, 10),
+        lambda: theory.rounds_needed(10, 10, noise=1.0),
+        lambda: theory.rounds_needed(10, 10, share=0.0),
+        lambda: theory.rounds_needed(10, 10, inputs=0),
+        lambda: theory.largest_batch(0, 2),
+        lambda: theory.largest_batch(10, 0),
+        lambda: theory.largest_batch(10, 2, inputs=0),
+        lambda: theory.more_rounds(10, 3, 0),
+        lambda: theory.more_rounds(10, -1, 2),
+        lambda: theory.more_rounds(10, 3, 2, before=4),
+    ],
+)
+def test_bad_arguments_about_rounds_are_refused(call):
+    with pytest.raises(InvalidOption, match="expected"):
+        call()

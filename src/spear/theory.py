@@ -1,13 +1,14 @@
 """The paper's lemmas as functions: what the sampling finder needs, and how often it must fail.
 
 Closed form throughout: no tensors, no randomness. `b` is the batch size, `m` the width of the attacked
-layer, `p_fr` the rate at which the sparsity filter rejects a correct direction.
+layer, `p_fr` the rate at which the sparsity filter rejects a correct direction. What several rounds add
+is ours, not the paper's, with two constants measured by `benchmarks/rounds_theory.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -17,6 +18,13 @@ from spear.errors import InvalidOption
 
 # Tao & Vu (2005): an n x n random sign matrix is singular with probability at most 0.939^n.
 SINGULAR_BASE = 0.939
+ROUNDING = 1.3e-7
+"""Noise of float32 gradients, of a typical entry: `Factors.relative_noise` of real rounds."""
+# How far above the noise of an entry a direction must stand to be of use: the images are not orthogonal
+# and the zeros no orthonormal rows, which costs a factor each. Measured: 3e3 to 3e4 fit alike.
+_LOST_TO_CONDITION = 1e4
+MOST_ROUNDS = 10**6
+"""More are as good as never."""
 
 
 def _check(b: int, m: int | None = None) -> None:
@@ -249,3 +257,198 @@ def _log_binomial(n: np.ndarray | int, k: np.ndarray | int) -> np.ndarray:
         - scipy.special.gammaln(n - k + 1)
     )
     return log
+
+
+def stay_off(rounds: int, *, off: float = 0.5, movement: float = 0.03) -> float:
+    """The share of neurons that a sample switches on in none of the rounds.
+
+    Preactivations keep their direction for a while, so after R rounds they have moved by (R-1) times
+    `movement`, of their size. Their correlation with the first round's is then cos(a), where tan(a) is
+    that movement, and a share a/pi has changed sides.
+
+    Args:
+        rounds: how many were seen, R.
+        off: the share of neurons that a sample leaves off in one round.
+        movement: how far preactivations go from one round to the next, of their size.
+
+    >>> [round(stay_off(rounds, movement=0.17), 2) for rounds in (1, 10, 40)]
+    [0.5, 0.34, 0.27]
+    """
+    _check_rounds(rounds, off, movement)
+    return off * (1 - math.atan(movement * (rounds - 1)) / math.pi)
+
+
+def independent_zeros(
+    b: int,
+    m: int,
+    rounds: int,
+    *,
+    off: float = 0.5,
+    movement: float = 0.03,
+    noise: float = ROUNDING,
+    share: float = 1.0,
+) -> float:
+    """Rank, above the noise, of the rows in which a sample is off; b - 1 determine the sample.
+
+    R rounds of m neurons are one layer of R m rows. A sample is off in z of m neurons, binomial, and so
+    in R z rows; z is taken of the sample with the fewest. Two things keep rows of a neuron apart:
+
+    - weights that move smoothly: after R rounds the k-th direction of a neuron's rows has the size
+      (movement (R-1))^(k-1), and counts while it is above the noise;
+    - samples that switch some neuron, in this layer or behind it: their columns jump, and each such
+      sample is a direction of its own. A sample has switched none of about m with probability
+      (1 - movement/pi)^(m (R-1)).
+
+    Args:
+        b: samples.
+        m: neurons of the layer.
+        rounds: how many were seen, R.
+        off: the share of neurons that a sample leaves off in one round, of those that some sample
+            switches on.
+        movement: how far preactivations go from one round to the next, of their size.
+        noise: of an entry of the gradient, of a typical entry. Compared with measurements up to 1e-4;
+            jumps are taken to stand above it, which is too good for more.
+        share: the share of samples that must have as many: all (with probability 1/2), or fewer.
+
+    >>> [int(independent_zeros(100, 50, rounds)) for rounds in (1, 3, 6, 7)]
+    [16, 48, 96, 99]
+    >>> int(independent_zeros(100, 50, 7, movement=0.0))  # the same rows seven times
+    16
+    """
+    _check(b, m)
+    _check_rounds(rounds, off, movement)
+    if not 0 <= noise < 1:
+        raise InvalidOption(f"expected 0 <= {{noise}} < 1, got {noise}", arguments=("noise",))
+    if not 0 < share <= 1:
+        raise InvalidOption(f"expected 0 < share <= 1, got {share}")
+    short = 1 - 0.5 ** (1 / b) if share == 1 else 1 - share  # this share of samples may have fewer
+    fewest = int(scipy.stats.binom.ppf(short, m, off))
+    switched = -math.expm1(-m * (rounds - 1) * math.atan(movement) / math.pi)
+    smooth = _smooth_directions(movement * (rounds - 1), rounds, noise)
+    return min(b - 1.0, rounds * fewest, smooth * fewest + (b - 1) * switched)
+
+
+def _smooth_directions(moved: float, rounds: int, noise: float) -> float:
+    """How many powers of a movement, from the 0th on, are above what noise drowns."""
+    drowned = min(1.0, _LOST_TO_CONDITION * noise)
+    if moved == 0 or drowned == 1:
+        return 1.0
+    if moved >= 1 or drowned == 0:
+        return float(rounds)
+    return min(float(rounds), 1 + math.log(drowned) / math.log(moved))
+
+
+def _check_rounds(rounds: int, off: float, movement: float) -> None:
+    if rounds < 1:
+        raise InvalidOption(f"expected {{rounds}} >= 1, got {rounds}", arguments=("rounds",))
+    _check_probability("off", off)
+    if not (movement >= 0 and math.isfinite(movement)):
+        raise InvalidOption(f"expected {{movement}} >= 0, got {movement}", arguments=("movement",))
+
+
+def _check_inputs(inputs: int | None) -> None:
+    if inputs is not None and inputs < 1:
+        raise InvalidOption(f"expected {{inputs}} >= 1, got {inputs}", arguments=("inputs",))
+
+
+def rounds_needed(
+    b: int,
+    m: int,
+    *,
+    off: float = 0.5,
+    movement: float = 0.03,
+    noise: float = ROUNDING,
+    share: float = 1.0,
+    inputs: int | None = None,
+) -> int | None:
+    """After how many rounds the zeros of every sample determine it; None if no number is enough.
+
+    For the arguments see `independent_zeros`. `inputs` of the layer, if given, are a limit that no
+    rounds lift: more samples than inputs are no longer independent. That zeros determine every sample
+    says that there is enough to find, not that a search finds it. Samples that are nearly alike share
+    their zeros and take more rounds, which is not foreseen here.
+
+    >>> rounds_needed(100, 50)
+    7
+    >>> rounds_needed(100, 50, movement=0.002), rounds_needed(100, 50, movement=0.0)
+    (23, None)
+    """
+
+    def enough(rounds: int) -> bool:
+        options = {"off": off, "movement": movement, "noise": noise, "share": share}
+        return independent_zeros(b, m, rounds, **options) >= b - 1
+
+    _check_inputs(inputs)
+    if inputs is not None and b > inputs:
+        return None
+    return _smallest(enough, MOST_ROUNDS)
+
+
+def largest_batch(
+    m: int,
+    rounds: int,
+    *,
+    off: float = 0.5,
+    movement: float = 0.03,
+    noise: float = ROUNDING,
+    share: float = 1.0,
+    inputs: int | None = None,
+) -> int:
+    """The largest batch that this many rounds determine. For the arguments see `rounds_needed`.
+
+    >>> largest_batch(100, 1), largest_batch(100, 10), largest_batch(100, 10, movement=0.001)
+    (40, 361, 119)
+    """
+
+    def too_many(b: int) -> bool:
+        options = {"off": off, "movement": movement, "noise": noise, "share": share}
+        return independent_zeros(b, m, rounds, **options) < b - 1
+
+    _check(1, m)
+    _check_rounds(rounds, off, movement)
+    _check_inputs(inputs)
+    first = _smallest(too_many, rounds * m + 2)  # no sample is off in more than all rows
+    assert first is not None
+    return first - 1 if inputs is None else min(first - 1, inputs)
+
+
+def _smallest(holds: Callable[[int], bool], most: int) -> int | None:
+    """The smallest number from 1 to `most` for which this holds, if it holds for all larger ones."""
+    if not holds(most):
+        return None
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def more_rounds(b: int, zeros: int, rounds: int, *, before: int | None = None) -> int | None:
+    """About how many more rounds a sample needs, from what was measured; None if more do not help.
+
+    Until b - 1 are reached, the rank of the rows in which a sample is off grows by the same amount each
+    round, as long as weights move.
+
+    Args:
+        b: samples.
+        zeros: rank, above the noise, of the rows in which the sample is off. Where a sample is not
+            found: the sum of the ranks of all neurons' rows, times the share that is off.
+        rounds: how many were seen.
+        before: the same rank one round earlier, if it is known; the last round's gain is then what
+            counts, and not the mean over all rounds.
+
+    >>> more_rounds(100, 64, 4), more_rounds(100, 64, 4, before=62), more_rounds(100, 99, 7)
+    (3, 18, 0)
+    >>> more_rounds(100, 64, 4, before=64) is None  # the last round added nothing
+    True
+    """
+    _check(b)
+    if rounds < 1:
+        raise InvalidOption(f"expected {{rounds}} >= 1, got {rounds}", arguments=("rounds",))
+    if zeros < 0 or (before is not None and not 0 <= before <= zeros):
+        raise InvalidOption(f"expected 0 <= before <= zeros, got {before} and {zeros}")
+    missing = b - 1 - zeros
+    if missing <= 0:
+        return 0
+    gain = zeros / rounds if before is None else zeros - before
+    return math.ceil(missing / gain) if gain > 0 else None

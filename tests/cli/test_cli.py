@@ -64,6 +64,12 @@ def test_the_demo_says_when_it_fails(tmp_path):
         (["demo", "-b", "0"], "expected --samples >= 1"),
         (["demo", *SMALL, "--finder", "luck"], "expected --finder to be one of"),
         (["theory", "-b", "10", "--p", "1e-12"], "use --p-fr below"),
+        (["theory", "-b", "200", "-m", "100"], "b = 200 and m = 100; larger ones need --rounds"),
+        (["theory", "--rounds", "1"], "expected --rounds from 2 to 1,000,000, got 1"),
+        (["theory", "--off", "0.3"], "--off needs --rounds"),
+        (["theory", "--rounds", "4", "--off", "1.5"], "expected 0 < --off < 1, got 1.5"),
+        (["theory", "--rounds", "4", "--movement", "-1"], "expected --movement >= 0, got -1"),
+        (["theory", "--rounds", "4", "--inputs", "0"], "expected --inputs >= 1, got 0"),
     ],
 )
 def test_errors_are_one_sentence_with_exit_code_two(arguments, message, tmp_path):
@@ -74,6 +80,41 @@ def test_errors_are_one_sentence_with_exit_code_two(arguments, message, tmp_path
     debug = spear("--debug", *arguments, cwd=tmp_path)
     assert "Traceback" in debug.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def cells(done):
+    """Quantities and values of a table that a command printed."""
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("│")[1:3] for line in done.stdout.splitlines() if line.count("│") == 3]
+    return {name.strip(): value.strip() for name, value in rows}
+
+
+def test_theory_of_several_rounds():
+    told = cells(spear("theory", "-b", "200", "-m", "100", "--rounds", "5"))
+    assert told == {
+        "rows": "500",
+        "neurons that stay off for a sample": "48",
+        "independent zeros of the sample with the fewest": "185 of 199",
+        "rounds needed": "6",
+        "largest batch": "186",
+    }
+    enough = cells(spear("theory", "-b", "200", "-m", "100", "--rounds", "6"))
+    assert enough["independent zeros of the sample with the fewest"] == "199 of 199"
+
+
+def test_theory_of_rounds_that_cannot_be_enough():
+    run = ["theory", "-b", "900", "-m", "100", "--rounds", "40"]
+    assert cells(spear(*run))["rounds needed"] != "no number is enough"
+    for limit in (["--inputs", "784"], ["--movement", "0"]):
+        assert cells(spear(*run, *limit))["rounds needed"] == "no number is enough"
+    assert cells(spear(*run, "--inputs", "784"))["largest batch"] == "784"
+    assert int(cells(spear(*run, "--off", "0.2", "--noise", "1e-3"))["largest batch"]) < 784
+
+
+def test_theory_of_one_round_says_nothing_of_rounds():
+    told = cells(spear("theory", "-b", "20", "-m", "200"))
+    assert len(told) == 7
+    assert told["expected submatrices at m = 200"] == "5.38e+07"
 
 
 def test_names_are_escaped_in_the_page():

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import rounds_theory
 from spear.experiments.common.figures import metric, where
 from spear.trials import RowFile
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["settings.md", "start.md", "report.md", "extending.md"]
+PAGES = ["settings.md", "start.md", "report.md", "extending.md", "rounds.md"]
 # What docs/settings.md says of a setting: the words, the experiment, and which of its rows.
 MEASURED = [
     ("FedSGD, 20 of TinyImageNet", "main", {"data": "tiny_imagenet", "finder": "cascade"}),
@@ -107,3 +108,22 @@ def test_the_speed_up_of_two_processes_is_what_the_rows_say():
         line = next(line for line in page.splitlines() if line.startswith(f"| {case}"))
         medians = f"| {statistics.median(one):.1f} s | {statistics.median(two):.1f} s "
         assert f"{medians}| {faster:.2f}x |" in line
+
+
+def rounds_rows():
+    text = (ROOT / "benchmarks" / "rows" / "rounds_theory.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("column", sorted(rounds_theory.SHARES))
+def test_the_tables_of_rounds_are_drawn_from_the_rows(column):
+    page = (ROOT / "docs" / "rounds.md").read_text(encoding="utf-8")
+    assert rounds_theory.table(rounds_rows(), column) in page
+
+
+def test_the_rounds_foreseen_are_those_measured():
+    """For nine samples in ten, behind two layers; the page tells where it does not hold."""
+    rows = [row for row in rounds_rows() if row["depth"] == 3 and row["most"]]
+    off = [abs(rounds_theory.foreseen([row], "most") - row["most"]) for row in rows]
+    assert statistics.mean(apart <= 1 for apart in off) >= 0.85
+    assert all(apart <= max(1, 0.5 * row["most"]) for apart, row in zip(off, rows, strict=True))
