@@ -12,6 +12,7 @@ from spear.federated import fedsgd
 from spear.judge import layer
 from spear.judge.layer import Recovered, bias_in_span, exceeds_noise, mark_unscaled
 from spear.tolerances import DEVIATIONS_TO_SPARE, EXACT_ERROR
+from spear.update.layer_update import half_precision
 from support.planted import Planted, client, gaussian, plant, recovered, seeded
 
 # Predicted errors.
@@ -119,11 +120,11 @@ def test_an_error_as_large_as_the_samples_is_no_content():
 
 def test_the_precision_of_a_gradient_shows_in_its_entries():
     G = gaussian(40, 30)
-    assert layer._grid(G) is None
-    assert layer._grid(torch.zeros(40, 30)) is None
-    assert layer._grid(G.bfloat16().float()) is torch.bfloat16
-    assert layer._grid(G.half().float()) is torch.float16
-    assert layer._grid(G.bfloat16()) is torch.bfloat16
+    assert half_precision(G) is None
+    assert half_precision(torch.zeros(40, 30)) is None
+    assert half_precision(G.bfloat16().float()) is torch.bfloat16
+    assert half_precision(G.half().float()) is torch.float16
+    assert half_precision(G.bfloat16()) is torch.bfloat16
 
 
 def test_inputs_on_a_coarse_grid_were_rounded_before_the_layer_saw_them():

@@ -287,6 +287,7 @@ class _Accumulated:
             bool((self.live_columns & ~self.read_columns).any()),
             min((r.precision for r in rounds), key=lambda dtype: torch.finfo(dtype).eps),
             first.weight.dtype,
+            next((each.grid for each in rounds if each.grid is not None), None),
             words,
         )
         return LayerUpdate(
@@ -377,6 +378,7 @@ def _round(number: int, view: LayerUpdate) -> Round:
         view.others,
         view.precision,
         view.samples,
+        view.grid,
         rounding,
     )
 

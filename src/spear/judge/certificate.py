@@ -23,7 +23,8 @@ from spear.judge.layer import (
     outside_next_layer,
     patterns_are_significant,
 )
-from spear.judge.replay import Fit, Loss, fit_losses, replaying
+from spear.judge.replay import Fit, Loss, replaying
+from spear.judge.replay_rounds import fit_rounds
 from spear.judge.rivals import Ruling
 from spear.judge.selection import Selection
 from spear.judge.training import retrain
@@ -110,12 +111,12 @@ def _of_one_step(
     found: Recovered, loss: Loss | None, generator: torch.Generator | None
 ) -> Certificate:
     """The gradient of one batch at weights that are known."""
-    fit = fit_losses(found, loss, generator=generator)
+    fit = fit_rounds(found, loss, generator=generator)
     if isinstance(fit, Declined):
         return _by_pattern(found, fit.reason)
-    if fit.labels is None and not fit.replay.has_later:
+    if fit.labels is None and not fit.has_later:
         return _by_pattern(found, "there is no gradient of a later layer to compare")
-    if not fit.usable or (fit.labels is None and not fit.replay.compared):
+    if not fit.usable or (fit.labels is None and not fit.can_compare):
         return _unfit(found, fit)
     with replaying():
         rulings = [
@@ -127,7 +128,7 @@ def _of_one_step(
             _imprecise(found),
         ]
     labels = None if fit.labels is None else torch.where(fit.matched, fit.labels, -1)
-    proof = Proof.REPLAY if fit.replay.compared else Proof.PATTERN
+    proof = Proof.REPLAY if fit.can_compare else Proof.PATTERN
     remark = "" if fit.told or fit.labels is not None else _ANY_LOSS
     return _composed(found, rulings, proof, labels, remark)
 
@@ -163,7 +164,7 @@ def _of_the_layer(found: Recovered, fit: Fit | None) -> list[Ruling]:
     return [
         Ruling(
             Cause.NARROW,
-            everyone & (replayed or patterns_are_significant(selection)),
+            everyone & (replayed or patterns_are_significant(found)),
             f"cannot be judged: {len(selection.directions.side.basis)} live rows prove nothing about "
             f"{selection.b} samples. Attack a wider layer",
         ),
@@ -208,7 +209,7 @@ def _imprecise(found: Recovered) -> Ruling:
 
 def _unfit(found: Recovered, fit: Fit) -> Certificate:
     """A replay that explains nothing does not speak against a sample, but proves nothing either."""
-    if not fit.replay.is_precise:
+    if not fit.is_precise:
         words = "the update is too coarse or too noisy for a replay to show anything"
         return _unproved(found, Cause.IMPRECISE, (words,))
     apart = _clipped_apart(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from spear import theory
 from spear.factors import Factors
-from spear.judge.selection import Selection, at_scales
+from spear.judge.selection import Selection, at_scales, silent_in
 from spear.search import unit
 from spear.tolerances import (
     DEVIATIONS_TO_SPARE,
@@ -25,14 +26,26 @@ from spear.tolerances import (
     SPARE_ROWS,
     UNDECIDED,
 )
-from spear.update import LayerUpdate
+from spear.update import LayerUpdate, Round
 
 _MOST_PAIRED = 40  # samples up to which pairs of traces are tried: 780 small least squares
 _SAMPLED_INPUTS = 512  # of a sample, to measure a rounding
-_SAMPLED_ENTRIES = 1 << 14  # of a gradient, to recognise its precision
 _GRID_DISTANCE = 0.2  # mean distance from the grid, in steps: 1/4 anywhere, 0 on the grid
 _SINGLE_PRECISION_FROM = 64  # samples from which shares are computed in single precision
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One round of an update: its rows, and which of the samples took part."""
+
+    rows: slice
+    samples: Tensor  # (k,) indices of the samples with a gradient in these rows
+    factor: float  # that the rows were multiplied by
+    others: Mapping[str, Tensor]  # gradients of the other parameters
+    eps: float  # of what was sent
+    rounding: float  # of weights that were subtracted, over the learning rate
+    round: Round | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +74,21 @@ class Recovered:
         C = self.selection.C
         Z: Tensor = C @ self.factors.preactivation.T + self.factors.bias
         return Z
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The rounds, each with the samples that took part in it: one, unless views were combined."""
+        view, b = self.view, self.b
+        everyone = torch.arange(b, device=self.selection.C.device)
+        if view.rounds is None:
+            return (Part(slice(None), everyone, 1.0, view.others, self.factors.eps, 0.0),)
+        return tuple(self._part(each) for each in view.rounds.each)
+
+    def _part(self, each: Round) -> Part:
+        silent = silent_in(self.selection.directions.zeros, self.factors.live_rows, each.rows)
+        eps = torch.finfo(each.precision).eps
+        present = (~silent).nonzero().flatten()
+        return Part(each.rows, present, each.factor, each.others, eps, each.rounding, each)
 
     @cached_property
     def value_range(self) -> float:
@@ -101,21 +129,39 @@ class Recovered:
         return precise
 
 
-def patterns_are_significant(selection: Selection) -> bool:
-    """Are there enough rows that the patterns of all samples cannot fit by luck?"""
-    return chance_of_pattern(selection) ** selection.b <= PATTERN_CHANCE
+def patterns_are_significant(found: Recovered) -> bool:
+    """Are there enough rows that the patterns of all samples cannot fit by luck?
+
+    Over several rounds zeros say it as well: two that a direction did not need come by luck with the
+    square of the chance of one.
+    """
+    selection = found.selection
+    if chance_of_pattern(found) ** selection.b <= PATTERN_CHANCE:
+        return True
+    if found.view.rounds is None or not bool((selection.directions.redundancy >= 2).all()):
+        return False
+    side = selection.directions.side
+    size = (side.basis @ selection.directions.vectors).square().mean(0).sqrt()  # (b,)
+    by_luck = 2 * UNDECIDED * side.zero / size
+    return bool((by_luck.square() * selection.b <= PATTERN_CHANCE).all())
 
 
-def chance_of_pattern(selection: Selection) -> float:
-    """How likely the pattern of one sample fits by luck."""
-    return theory.pattern_by_chance(selection.directions.side.basis.shape[0], selection.b)
+def chance_of_pattern(found: Recovered) -> float:
+    """How likely the pattern of one sample fits by luck.
+
+    The signs of one neuron in several rounds are mostly the same, so neurons count, not rows.
+    """
+    rows, rounds = found.selection.directions.side.basis.shape[0], found.view.rounds
+    if rounds is not None:
+        rows = int(rounds.neurons[found.factors.live_rows].unique().numel())
+    return theory.pattern_by_chance(rows, found.b)
 
 
 def signs_hold(found: Recovered) -> Tensor:
     """Per sample: no sign contradicts its zeros."""
     factors, selection = found.factors, found.selection
     sound: Tensor = (selection.contradictions == 0) & selection.C.isfinite().all(1)
-    if not bool(sound.all()) and chance_of_pattern(selection) > PATTERN_CHANCE:
+    if not bool(sound.all()) and chance_of_pattern(found) > PATTERN_CHANCE:
         return torch.zeros_like(sound)  # where part of a batch is wrong, one sample may fit by luck
     if factors.relu == "both":
         sound &= _other_side(found)
@@ -177,7 +223,7 @@ def _input_rounding(factors: Factors, X: Tensor, direct: Tensor) -> float:
     them, and its gradients, whatever their dtype, are those of the rounded inputs. If the inputs
     are visible enough to show that they are not on that grid, only the gradients were rounded.
     """
-    grid = _grid(factors.view.weight_grad)
+    grid = factors.view.grid
     if grid is None:
         return 0.0
     eps = torch.finfo(grid).eps
@@ -188,17 +234,6 @@ def _input_rounding(factors: Factors, X: Tensor, direct: Tensor) -> float:
     if float(between) > _GRID_DISTANCE:
         return 0.0
     return eps / math.sqrt(12)
-
-
-def _grid(gradient: Tensor) -> torch.dtype | None:
-    """The half precision that all entries of a gradient fit, if there is one."""
-    some = gradient.detach().flatten()[:: max(1, gradient.numel() // _SAMPLED_ENTRIES)]
-    halves = [
-        dtype
-        for dtype in (torch.bfloat16, torch.float16)
-        if bool(some.any()) and torch.equal(some.to(dtype).to(some), some)
-    ]
-    return halves[0] if halves else None
 
 
 def mixing_errors(found: Recovered) -> Tensor:

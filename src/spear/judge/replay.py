@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from spear.errors import Declined
-from spear.judge.layer import Recovered
+from spear.judge.layer import Part, Recovered
 from spear.judge.relu_boundary import MOST_FLIPS, smallest_steps
 from spear.tolerances import LATER_NOISE, LATER_NOISE_LIMIT, MARGIN, REPLAY_LIMIT, ROUNDINGS
 
@@ -93,9 +93,24 @@ class Fit:
     soft_error: Tensor | None = None  # (b,): relative error of soft labels' weights
 
     @property
+    def has_later(self) -> bool:
+        """Are there gradients of later layers at all?"""
+        return self.replay.has_later
+
+    @property
+    def can_compare(self) -> bool:
+        """Are there gradients of later layers to compare with, from these samples alone?"""
+        return self.replay.compared
+
+    @property
+    def is_precise(self) -> bool:
+        """Is the update precise enough for a replay to tell?"""
+        return self.replay.is_precise
+
+    @property
     def compared(self) -> bool:
         """Was the whole update compared, later layers included?"""
-        return self.replay.compared and bool(self.matched.all())
+        return self.can_compare and bool(self.matched.all())
 
     @property
     def agrees(self) -> bool:
@@ -147,20 +162,23 @@ class Fit:
 
         What stays in the span only changes weights or mixes samples, which shows elsewhere.
         """
-        replay = self.replay
-        if self.labels is not None:
-            h = _DIFFERENCE_STEP * replay.Z.norm(dim=1) / steps.norm(dim=1).clamp_min(1e-300)
-            there = replay.single_gradients(replay.Z + h[:, None] * steps, self.labels)
-            here = self.single_gradients
-            weight = (here * replay.D).sum(1) / here.square().sum(1)
-            turned = (there - here) / h[:, None] * weight[:, None].abs()
-        else:
-            J = replay.jacobians(replay.Z)
-            moved = (J @ steps[:, :, None])[:, :, 0]  # (b, outputs)
-            turned = (replay.slope_change(moved, self)[:, None] @ J)[:, 0]
-        left = replay.factors.left
+        turned, left = self.turned(steps), self.replay.factors.left
         rate: Tensor = (turned - (turned @ left) @ left.T).norm(dim=1)
         return rate
+
+    def turned(self, steps: Tensor) -> Tensor:
+        """How each column of dL/dZ changes (b, m), per length of a step (b, m) of every z."""
+        replay = self.replay
+        if self.labels is None:
+            J = replay.jacobians(replay.Z)
+            moved = (J @ steps[:, :, None])[:, :, 0]  # (b, outputs)
+            return (replay.slope_change(moved, self)[:, None] @ J)[:, 0]
+        h = _DIFFERENCE_STEP * replay.Z.norm(dim=1) / steps.norm(dim=1).clamp_min(1e-300)
+        there = replay.single_gradients(replay.Z + h[:, None] * steps, self.labels)
+        here = self.single_gradients
+        weight = (here * replay.D).sum(1) / here.square().sum(1)
+        turned: Tensor = (there - here) / h[:, None] * weight[:, None].abs()
+        return turned
 
     # The same samples at another scale: x t, and so d / t.
 
@@ -228,31 +246,34 @@ class Replay:
         network: nn.Module,
         loss: Loss,
         relative_error: Tensor,
+        part: Part,
     ) -> None:
         factors, selection = found.factors, found.selection
-        self.factors, self.network, self.loss = factors, network, loss
-        self.C = selection.C
-        self.bias = factors.bias
-        self.Z = found.Z.clone()  # (b, m)
-        self.D = (factors.L @ selection.Q).T  # (b, m)
+        self.factors, self.network, self.loss, self.part = factors, network, loss, part
+        rows, some = part.rows, part.samples
+        self.bias = factors.bias[rows]
+        self.Z = found.Z[some][:, rows].clone()  # (b, m)
+        D = (factors.L[rows] @ selection.Q[:, some]).T  # (b, m)
+        self.D = D / part.factor
         # Frozen or masked neurons have no gradient, whatever the samples do.
-        self.sent = None if selection.frozen is None else ~selection.frozen
-        eps = factors.eps
-        noise = (
-            factors.noise * selection.Q.norm(dim=0) * self.D.shape[1] ** 0.5 / self.D.norm(dim=1)
-        )
+        self.sent = None if selection.frozen is None else ~selection.frozen[rows]
+        noise = factors.noise * selection.Q[:, some].norm(dim=0) * D.shape[1] ** 0.5 / D.norm(dim=1)
+        relative_error = relative_error[some]
         self.unscaled = selection.unscaled is not None
-        self.rounding = ROUNDINGS * eps
+        self.rounding = ROUNDINGS * part.eps
         self.sample_tolerance = MARGIN * (noise + relative_error)  # (b,)
-        self.relative_error = relative_error.clamp_min(eps)
+        self.relative_error = relative_error.clamp_min(part.eps)
         with torch.no_grad():
             self.outputs = self.run(self.Z[:1]).shape[1]
         self.classes = max(2, self.outputs)
 
     @staticmethod
-    def prepare(found: Recovered, loss: Loss | None, relative_error: Tensor) -> Replay | Declined:
+    def prepare(
+        found: Recovered, loss: Loss | None, relative_error: Tensor, part: Part | None = None
+    ) -> Replay | Declined:
         device = found.factors.left.device
-        behind = found.view.network_behind()
+        part = found.parts[0] if part is None else part
+        behind = found.view.network_behind() if part.round is None else part.round.behind
         if isinstance(behind, Declined):
             return behind
         for module in behind.modules():
@@ -265,7 +286,7 @@ class Replay:
         network = copy.deepcopy(behind).to(device, torch.float64).requires_grad_(True)
         if isinstance(loss, nn.Module):
             loss = copy.deepcopy(loss).to(device, torch.float64)
-        replay = Replay(found, network, loss or nn.CrossEntropyLoss(), relative_error)
+        replay = Replay(found, network, loss or nn.CrossEntropyLoss(), relative_error, part)
         if loss is None and replay.outputs == 1:
             replay.loss = _BINARY
         return replay
@@ -277,6 +298,7 @@ class Replay:
         *,
         relative_error: Tensor,
         use: Callable[[Replay], T],
+        part: Part | None = None,
     ) -> T | Declined:
         """What `use` makes of the replay; or why there is none.
 
@@ -284,7 +306,7 @@ class Replay:
         """
         with replaying():
             try:
-                replay = Replay.prepare(found, loss, relative_error)
+                replay = Replay.prepare(found, loss, relative_error, part)
                 return replay if isinstance(replay, Declined) else use(replay)
             except Exception as error:
                 lines = str(error).strip().splitlines() or [""]
@@ -308,7 +330,7 @@ class Replay:
     @property
     def has_later(self) -> bool:
         """Are there gradients of later layers at all?"""
-        return any(n in self.factors.view.others for n, _ in self.network.named_parameters())
+        return any(n in self.part.others for n, _ in self.network.named_parameters())
 
     def run(self, Z: Tensor) -> Tensor:
         """The network's outputs (k, outputs)."""
@@ -657,7 +679,7 @@ class Replay:
         self, total: Tensor, limit: float, *, biases: bool = True
     ) -> list[tuple[str, float, float]]:
         """Parameters behind the layer: name, error in units of what is allowed, and of its norm."""
-        others = self.factors.view.others
+        others = self.part.others
         parameters = {
             n: p
             for n, p in self.network.named_parameters()
@@ -682,8 +704,10 @@ class Replay:
 
     def _unexplained(self, parameter: Tensor, size: float) -> float:
         """What noise, and the rounding of subtracted weights, add to a gradient's error."""
-        noise = LATER_NOISE * self.factors.noise * math.sqrt(parameter.numel())
+        noise = LATER_NOISE * self.factors.noise / self.part.factor * math.sqrt(parameter.numel())
         noise = min(noise, LATER_NOISE_LIMIT * size)
+        if self.part.round is not None:
+            return noise + self.part.rounding * float(parameter.detach().norm())
         view = self.factors.view
         if not view.trained:
             return noise
@@ -692,7 +716,11 @@ class Replay:
 
 
 def fit_losses(
-    found: Recovered, loss: Loss | None, *, generator: torch.Generator | None
+    found: Recovered,
+    loss: Loss | None,
+    *,
+    generator: torch.Generator | None,
+    part: Part | None = None,
 ) -> Fit | Declined:
     """The first loss that explains the update: the one told, cross-entropy, or any with free targets.
 
@@ -711,7 +739,8 @@ def fit_losses(
                 return replay.with_free_targets(kind, told)
             return replay.labelled(kind, told, generator)
 
-        fit = Replay.attempt(found, known, relative_error=found.error / found.sizes, use=explain)
+        error = found.error / found.sizes
+        fit = Replay.attempt(found, known, relative_error=error, use=explain, part=part)
         if isinstance(fit, Declined):
             declined.append(fit)
         elif fit is not None:

@@ -56,6 +56,8 @@ class Selection:
     """Of an entry of dL/db, if some traces spoil it."""
     only_extra_zeros: bool = False
     """Are all contradictions zeros where the sign says on, as with dropout?"""
+    wrong_rows: Tensor | None = None
+    """(m,) how many samples' signs contradict their zeros in each row."""
 
     @property
     def b(self) -> int:
@@ -114,11 +116,14 @@ class _Matching:
         level = torch.where(pool.zeros, values, pool.side.zero).amax(0)
         self.on[live] = values > UNDECIDED * level  # (m, c) dL/dZ certainly not 0
         self.h = factors.bias_coordinates
+        for each in factors.view.rounds.each if factors.view.rounds is not None else ():
+            silent = silent_in(pool.zeros, live, each.rows)
+            self.off[each.rows] &= ~silent  # a sample that was absent may be on
 
     def contradictions(
-        self, F: Tensor, t: Tensor, reach: Tensor, off: Tensor, on: Tensor
+        self, F: Tensor, t: Tensor, reach: Tensor, off: Tensor, on: Tensor, dim: int = -2
     ) -> Tensor:
-        """Entries per sample whose sign contradicts the zero pattern.
+        """Entries per sample (with dim = -1 per row) whose sign contradicts the zero pattern.
 
         F (..., ends, m, k) = W R^T c for unscaled rows c of the inverse, t (..., k) their scale, reach
         (..., k) their error. A sign within rounding and noise contradicts nothing, and neither does one
@@ -129,7 +134,7 @@ class _Matching:
         lowest, highest = Z.amin(-3), Z.amax(-3)
         # ~ so that NaN counts as wrong both ways.
         wrong = (off & ~(lowest <= slack)) | (on & ~(highest > -slack))
-        return wrong.sum(-2)
+        return wrong.sum(dim)
 
     def state(self, chosen: list[int]) -> _State:
         C = torch.linalg.inv(self.pool.vectors[:, chosen])
@@ -208,6 +213,7 @@ class _Matching:
             match,
             frozen,
             only_extra_zeros=not int(stray.sum()),
+            wrong_rows=self.contradictions(state.F, state.t, reach, off, on, dim=-1),
         )
 
     def _frozen(self, state: _State, reach: Tensor, off: Tensor, on: Tensor) -> Tensor | None:
@@ -222,6 +228,20 @@ class _Matching:
             return None
         others = self.contradictions(state.F, state.t, reach, off & live[:, None], on)
         return rows if not int(others.sum()) else None
+
+
+def silent_in(zeros: Tensor, live_rows: Tensor, rows: slice) -> Tensor:
+    """Directions (c,) without any gradient in a round: samples that took no part in it.
+
+    Args:
+        zeros: (live rows, c) of all rounds.
+        live_rows: (m,) bool.
+        rows: of the round.
+    """
+    before = int(live_rows[: rows.start].sum())
+    count = int(live_rows[rows].sum())
+    silent: Tensor = zeros[before : before + count].all(0)
+    return silent
 
 
 def at_scales(factors: Factors, selection: Selection, t: Tensor) -> Selection:

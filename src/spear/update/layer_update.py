@@ -16,6 +16,7 @@ from spear.update.protocol import UNKNOWN_PROTOCOL, Protocol
 from spear.update.rounds import Rounds
 
 _BLOCK = 1 << 22  # entries checked at a time, so that a check never copies a large gradient
+_SAMPLED_ENTRIES = 1 << 14  # of a gradient, to recognise its precision
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NO_NUMBERS = "its tensors have shapes but no numbers; load them first"
 
@@ -149,6 +150,13 @@ class LayerUpdate:
         return max(self.weight_grad.dtype, self.bias_grad.dtype, key=lambda d: torch.finfo(d).eps)
 
     @property
+    def grid(self) -> torch.dtype | None:
+        """The half precision that all entries of the gradient fit, if there is one."""
+        if self.rounds is not None:
+            return self.rounds.grid
+        return half_precision(self.weight_grad)
+
+    @property
     def choice(self) -> str:
         """In words: which layer was chosen, and why the others were not."""
         if self.layer is None:
@@ -196,6 +204,17 @@ class LayerUpdate:
     def reads_data(self) -> bool:
         """Are the layer's inputs the model's own? True for a layer given directly: nobody knows."""
         return all(r.reads_data for r in self.considered if r.name == self.layer)
+
+
+def half_precision(gradient: Tensor) -> torch.dtype | None:
+    """The half precision that all entries of a gradient fit, if there is one."""
+    some = gradient.detach().flatten()[:: max(1, gradient.numel() // _SAMPLED_ENTRIES)]
+    halves = [
+        dtype
+        for dtype in (torch.bfloat16, torch.float16)
+        if bool(some.any()) and torch.equal(some.to(dtype).to(some), some)
+    ]
+    return halves[0] if halves else None
 
 
 def tensor_problem(name: str, tensor: object, shape: torch.Size | None = None) -> str:

@@ -29,6 +29,7 @@ class Round:
     others: Mapping[str, Tensor] = field(repr=False)  # gradients of the other parameters
     precision: torch.dtype  # the coarser of weight and bias gradient
     samples: int | None  # if it was told
+    grid: torch.dtype | None  # the half precision that its gradients fit, if there is one
     rounding: float = 0.0  # of weights that were subtracted, over the learning rate, per unit of weight
 
 
@@ -44,6 +45,7 @@ class Rounds:
     ignored_columns: bool  # is there an input with a gradient that every weight ignores?
     precision: torch.dtype  # the finest of all rounds' gradients
     weight_precision: torch.dtype
+    grid: torch.dtype | None = None  # the half precision that some round's gradients fit, if any
     left_out: tuple[str, ...] = ()  # rounds that do not fit, each with why
 
     @property

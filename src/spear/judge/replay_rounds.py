@@ -1,0 +1,163 @@
+"""The replay of several rounds: one set of inputs and labels must explain every round.
+
+What one round cannot tell apart, two often can: the network behind the layer has moved, so that an input
+at another scale, or two samples in one trace, would have to fit both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spear.errors import Declined
+from spear.judge.layer import Recovered
+from spear.judge.replay import Fit, Loss, fit_losses
+
+
+@dataclass(frozen=True, eq=False)
+class RoundsFit(Fit):
+    """How one loss explains the samples in every round that can be replayed.
+
+    `replay` is that of the round with the most samples; weights are compared there.
+    """
+
+    fits: tuple[Fit, ...] = ()
+    count: int = 0  # samples of all rounds together
+
+    @property
+    def has_later(self) -> bool:
+        return any(fit.has_later for fit in self.fits)
+
+    @property
+    def can_compare(self) -> bool:
+        return any(fit.can_compare for fit in self.fits)
+
+    @property
+    def is_precise(self) -> bool:
+        return any(fit.is_precise for fit in self.fits)
+
+    @property
+    def tolerance(self) -> Tensor:  # type: ignore[override]
+        """The least of all rounds (b,)."""
+        return self._least(lambda fit: fit.tolerance)
+
+    @property
+    def single_gradients(self) -> Tensor:  # type: ignore[override]
+        return self._main.single_gradients
+
+    @property
+    def _main(self) -> Fit:
+        return next(fit for fit in self.fits if fit.replay is self.replay)
+
+    @property
+    def weight_error(self) -> Tensor:
+        return self._main.weight_error
+
+    def turned(self, steps: Tensor) -> Tensor:
+        """In all rounds that were replayed, at the stacked layer's factors: (b, R m)."""
+        whole = torch.zeros_like(steps)
+        for fit in self.fits:
+            part = fit.replay.part
+            some = part.samples
+            turned = fit.turned(steps[some][:, part.rows])
+            whole[some, part.rows] = part.factor * turned
+        return whole
+
+    def curvature(self, steps: Tensor) -> Tensor:
+        turned, left = self.turned(steps), self.replay.factors.left
+        replayed = torch.zeros(len(left), dtype=torch.bool, device=left.device)
+        for fit in self.fits:
+            replayed[fit.replay.part.rows] = True
+        if not bool(replayed.all()):
+            left = torch.linalg.qr(left * replayed[:, None]).Q
+        rate: Tensor = (turned - (turned @ left) @ left.T).norm(dim=1)
+        return rate
+
+    # A sample at another scale must fit in every round.
+
+    def off_at(self, scale: Tensor) -> Tensor:
+        return self._most(scale, lambda fit, t: fit.off_at(t))
+
+    def alone_off_at(self, scale: Tensor) -> Tensor:
+        return self._most(scale, lambda fit, t: fit.alone_off_at(t))
+
+    def update_off_at(self, scale: Tensor, *, biases: bool) -> float:
+        each = (fit.update_off_at(scale[fit.replay.part.samples], biases=biases) for fit in self.fits)
+        return max(each)
+
+    def weights_at(self, scale: Tensor) -> Tensor | None:
+        return None if self.weights is None else self._main.weights_at(scale)
+
+    def _most(self, scale: Tensor, ask: Callable[[Fit, Tensor], Tensor]) -> Tensor:
+        most = torch.zeros_like(scale)
+        for fit in self.fits:
+            some = fit.replay.part.samples
+            most[some] = torch.maximum(most[some], ask(fit, scale[some]).to(most))
+        return most
+
+    def _least(self, ask: Callable[[Fit], Tensor]) -> Tensor:
+        least = torch.full((self.count,), torch.inf, dtype=torch.float64, device=self.matched.device)
+        for fit in self.fits:
+            some = fit.replay.part.samples
+            least[some] = torch.minimum(least[some], ask(fit).to(least))
+        return least
+
+
+def fit_rounds(
+    found: Recovered, loss: Loss | None, *, generator: torch.Generator | None
+) -> Fit | Declined:
+    """The loss that explains every round with the same labels; or why none can be replayed."""
+    if found.view.rounds is None:
+        return fit_losses(found, loss, generator=generator)
+    fits: list[Fit] = []
+    declined: list[Declined] = []
+    for part in found.parts:
+        if not len(part.samples):
+            continue
+        fit = fit_losses(found, loss, generator=generator, part=part)
+        (declined if isinstance(fit, Declined) else fits).append(fit)  # type: ignore[arg-type]
+    if not fits:
+        return declined[0]
+    precise = [fit for fit in fits if fit.is_precise] or fits  # others show nothing either way
+    return _joined(found, precise)
+
+
+def _joined(found: Recovered, fits: list[Fit]) -> RoundsFit:
+    """What all rounds say together."""
+    b, device = found.b, found.selection.C.device
+    labels = None
+    matched = torch.zeros(b, dtype=torch.bool, device=device)
+    contradicted = torch.zeros_like(matched)
+    if all(fit.labels is not None for fit in fits):
+        labels = torch.full((b,), -1, dtype=torch.int64, device=device)
+    for fit in fits:
+        some = fit.replay.part.samples
+        matched[some] = True
+        contradicted[some] |= ~fit.matched
+        if labels is not None and fit.labels is not None:
+            known = labels[some]
+            contradicted[some] |= (known >= 0) & (known != fit.labels)
+            labels[some] = torch.where(known >= 0, known, fit.labels)
+    main = max(fits, key=lambda fit: (len(fit.replay.part.samples), -float(fit.tolerance.median())))
+    whole = len(main.replay.part.samples) == b
+    return RoundsFit(
+        replay=main.replay,
+        loss=main.loss,
+        told=main.told,
+        labels=labels,
+        matched=matched & ~contradicted,
+        disagreements=tuple(
+            f"round {fit.replay.part.round.number}: {words}"
+            for fit in fits
+            if fit.replay.part.round is not None
+            for words in fit.disagreements
+        ),
+        slopes=main.slopes if whole else None,
+        weights=main.weights if whole else None,
+        soft_error=main.soft_error if whole else None,
+        fits=tuple(fits),
+        count=b,
+    )
