@@ -26,6 +26,7 @@ from spear.judge import (
     Verdict,
     approximate_inputs,
     certify_either_sign,
+    contradicted_rounds,
     mark_unscaled,
     rescale,
     select,
@@ -45,6 +46,8 @@ from spear.update import LayerUpdate, looks_like_adam
 
 if TYPE_CHECKING:
     from spear.report import Report
+
+_STALE_ROUND = "its update does not fit the weights given for it, as if they were another round's"
 
 __all__ = ["FINDERS", "Inversion", "Outcome", "invert"]
 
@@ -215,6 +218,10 @@ def _inverted(
     if best is None:
         return _read_from_patterns(factors, pool, ended, watch)
 
+    stale = contradicted_rounds(factors, best)
+    if stale and view.rounds is not None:
+        rest = [i for i in range(len(view.rounds)) if i not in stale]
+        return _inverted(view.only_rounds(rest, _STALE_ROUND), loss, finder, generator, watch)
     watch.report("judge", batch_size=factors.b)
     with watch.stage("certify"):
         best = mark_unscaled(factors, best)
@@ -305,6 +312,8 @@ def _result(
 ) -> Inversion:
     """The verdict and its evidence as users get them; nothing is proved without a certificate."""
     no = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+    rounds = None if factors is None else factors.view.rounds
+    left_out = () if rounds is None else rounds.left_out
     result = Inversion(
         inputs=inputs,
         batch_size=None if factors is None else factors.batch_size,
@@ -320,7 +329,7 @@ def _result(
         predicted_error=None,
         stats=watch.stats,
         mistake=mistake,
-        details=reached.details,
+        details=(*reached.details, *left_out),
     )
     if certificate is None:
         return result

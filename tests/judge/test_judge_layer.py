@@ -129,14 +129,14 @@ def test_the_precision_of_a_gradient_shows_in_its_entries():
 
 def test_inputs_on_a_coarse_grid_were_rounded_before_the_layer_saw_them():
     G, X = gaussian(40, 30).bfloat16().float(), gaussian(6, 300, 1)
-    factors = SimpleNamespace(view=SimpleNamespace(weight_grad=G))
+    factors = SimpleNamespace(view=SimpleNamespace(grid=half_precision(G)))
     eps, quiet = torch.finfo(torch.bfloat16).eps, torch.full((6,), 1e-6)
     on_grid = X.bfloat16().double()
     assert layer._input_rounding(factors, on_grid, quiet) == pytest.approx(eps / 12**0.5)
     assert layer._input_rounding(factors, X.double(), quiet) == 0
     # Too noisy to tell: then they may have been.
     assert layer._input_rounding(factors, X.double(), torch.full((6,), 0.1)) > 0
-    fine = SimpleNamespace(view=SimpleNamespace(weight_grad=gaussian(40, 30)))
+    fine = SimpleNamespace(view=SimpleNamespace(grid=half_precision(gaussian(40, 30))))
     assert layer._input_rounding(fine, on_grid, quiet) == 0
 
 

@@ -27,6 +27,8 @@ _NEW_DIRECTION = 1e-3  # roundings of a round's gradient: fainter directions are
 _UNEVEN_NOISE = 1.5  # ratio of two rounds' noise from which rows are weighed again
 _WEIGHINGS = 4  # of the rounds by their noise, at most; two are usual
 _MOVED_OUTSIDE = 4.0  # roundings of the weights: below, they moved inside the basis only
+_LOUD = 100.0  # times the quietest round's noise
+_FOREIGN = 0.05  # share of a round outside the others' span, from which it is no noise
 _SEEN_ONCE = 1e-6  # 1 - share of a direction that one round alone shows
 
 
@@ -69,7 +71,7 @@ def combine(views: Iterable[LayerUpdate]) -> LayerUpdate:
         if not why:
             kind = (view.layer, tuple(view.weight.shape))
             if kind not in groups:
-                groups[kind] = _Accumulated(view)
+                groups[kind] = _Accumulated(number, view)
             why = groups[kind].add(number, view)
         if why:
             left_out[number] = why
@@ -111,30 +113,41 @@ class _Kept:
     moved_outside: Tensor | None  # (m, n): the same outside the basis, unless it is rounding
     bias: Tensor  # (m,)
     weight_lengths: Tensor  # (m,)
-    noise: float  # of an entry of the gradient, as far as it is known
+    rounding: float  # of an entry of the gradient
+    noise: float  # of an entry, as far as it is known
     round: Round
+
+    @property
+    def energy(self) -> Tensor:
+        """Squared length (m,) of each row of the gradient."""
+        return self.gradient.square().sum(1) + self.outside
+
+    def noise_of(self, energy: float, columns: int) -> float:
+        """Noise of an entry if it has this energy in so many columns; half a rounding at least.
+
+        Rounds that are weighed more are fitted better: without a limit, a few would outweigh all.
+        """
+        entries = int(self.gradient.any(1).sum()) * columns
+        return max(math.sqrt(max(energy, 0.0) / max(entries, 1)), self.rounding / 2)
 
     def turned(self, change: Tensor) -> None:
         """To coordinates (k', k) in the old ones; what they leave out of the gradient is outside."""
         left = self.gradient @ change.T
-        self.outside = self.outside + (
-            self.gradient.square().sum(1) - left.square().sum(1)
-        ).clamp_min(0)
+        self.outside = self.outside + (self.gradient - left @ change).square().sum(1)
         self.gradient, self.moved = left, self.moved @ change.T
 
     def padded(self, count: int) -> None:
         """The same with this many more directions, in which it has nothing."""
         more = self.gradient.new_zeros(len(self.gradient), count)
         self.gradient = torch.cat([self.gradient, more], 1)
-        moved = torch.cat([self.moved, more], 1)
-        self.moved = moved
+        self.moved = torch.cat([self.moved, more], 1)
 
 
 class _Accumulated:
     """The rounds of one layer so far."""
 
-    def __init__(self, first: LayerUpdate) -> None:
-        self.first, self.before = first, _before(first)
+    def __init__(self, number: int, first: LayerUpdate) -> None:
+        self.number, self.first, self.before = number, first, _before(first)
         self.weight = double(first.weight)
         self.basis = self.weight[:0]
         self.kept: list[_Kept] = []
@@ -155,10 +168,14 @@ class _Accumulated:
             return changed
         G, W = double(view.weight_grad), double(view.weight)
         gradient, rest = self._split(G)
-        found, directions = _new_directions(rest, _NEW_DIRECTION * _eps(view) * float(G.norm()))
+        directions = _directions(rest, _NEW_DIRECTION * _eps(view) * float(G.norm()))
+        _, directions = self._split(directions)  # faint ones were orthogonal only to rounding
+        directions = torch.linalg.qr(directions.T).Q.T
         for kept in self.kept:
             kept.padded(len(directions))
         self.basis = torch.cat([self.basis, directions])
+        found = rest @ directions.T
+        outside = (rest - found @ directions).square().sum(1)
         gradient = torch.cat([gradient, found], 1)
         moved, moved_outside = self._split(W - self.weight)
         lengths = torch.linalg.vector_norm(W, dim=1)
@@ -167,21 +184,20 @@ class _Accumulated:
         kept = _Kept(
             number,
             gradient,
-            (G.square().sum(1) - gradient.square().sum(1)).clamp_min(0),
+            outside,
             double(view.bias_grad),
             moved,
             None if inside else moved_outside.to(view.weight.dtype),
             double(view.bias),
             lengths,
-            _own_noise(view, G),
+            *_own_noise(view, G),
             _round(number, view),
         )
         for other in self.kept:
             if _repeats(kept, other):
                 return f"it repeats round {other.number}: the same update of the same weights"
         self.kept.append(kept)
-        live_columns = G.any(0)
-        self.live_columns |= live_columns
+        self.live_columns |= G.any(0)
         self.read_columns |= W.any(0)
         if len(self.basis) > self.limit:
             self._cut()
@@ -241,31 +257,62 @@ class _Accumulated:
             s, Vt, rank = self._spectrum()
             if not rank or rank >= min(self._columns, len(Vt)):
                 return
-            scaled = [kept.gradient @ Vt[:rank].T / kept.noise for kept in self.kept]
-            alien = [
-                kept for kept, part in zip(self.kept, scaled, strict=True)
-                if _seen_once(part / s[:rank], rank)
-            ]
+            lone = self._lone_rounds(s[:rank], Vt[:rank])
+            alien = [kept for kept, energy in lone if energy > _FOREIGN * float(kept.energy.sum())]
             if alien and len(alien) < len(self.kept):
                 self.kept = [kept for kept in self.kept if kept not in alien]
                 left_out.update({kept.number: _NOTHING_IN_COMMON for kept in alien})
                 continue
-            noise = []
-            for kept, part in zip(self.kept, scaled, strict=True):
-                inside = part.square().sum() * kept.noise**2
-                rest = float(kept.gradient.square().sum() + kept.outside.sum() - inside)
-                entries = int(kept.gradient.any(1).sum()) * (self._columns - rank)
-                floor = torch.finfo(torch.float64).eps * float(kept.gradient.norm()) / entries**0.5
-                noise.append(max((max(rest, 0.0) / max(entries, 1)) ** 0.5, floor))
-            change = [new / kept.noise for new, kept in zip(noise, self.kept, strict=True)]
-            for new, kept in zip(noise, self.kept, strict=True):
-                kept.noise = new
+            noise = {id(kept): kept.noise_of(energy, self._columns - rank) for kept, energy in lone}
+            for kept in self.kept if not lone else ():
+                rest = kept.gradient - (kept.gradient @ Vt[:rank].T) @ Vt[:rank]
+                energy = float(rest.square().sum() + kept.outside.sum())
+                noise[id(kept)] = kept.noise_of(energy, self._columns - rank)
+            change = [noise.get(id(kept), kept.noise) / kept.noise for kept in self.kept]
+            for kept in self.kept:
+                kept.noise = noise.get(id(kept), kept.noise)
             if max(change) <= _UNEVEN_NOISE * min(change):
                 return
+
+    def _lone_rounds(self, s: Tensor, Vt: Tensor) -> list[tuple[_Kept, float]]:
+        """Rounds that share no direction with the others, and their energy outside the others' span.
+
+        With U S V^T of all rounds, the left vectors of the others have U_o^T U_o = 1 - U_r^T U_r. So a
+        direction y with |U_r y| = 1 is seen in round r alone, and belongs to inputs along V S^-1 y.
+        """
+        lone = []
+        for kept in self.kept:
+            left = kept.gradient @ Vt.T / s / kept.noise  # (m, rank)
+            _, own, Yt = torch.linalg.svd(left, full_matrices=False)
+            alone, shown = int((own >= 1 - _SEEN_ONCE).sum()), int((own > _SEEN_ONCE).sum())
+            if 0 < shown < len(s) and alone == shown:
+                span = torch.linalg.qr((Yt[:alone] / s @ Vt).T).Q  # (k, alone)
+                lone.append((kept, float((kept.gradient @ span).square().sum())))
+        return lone
+
+    def _without_loud_rounds(self, left_out: dict[int, str]) -> None:
+        """Leave out rounds whose noise drowns what they add, if the others show as many samples."""
+        _, _, rank = self._spectrum()
+        everyone, quietest = self.kept, min(kept.noise for kept in self.kept)
+        self.kept = [kept for kept in everyone if kept.noise <= _LOUD * quietest]
+        if len(self.kept) == len(everyone):
+            return
+        if self._spectrum()[2] != rank:
+            self.kept = everyone
+            return
+        for kept in everyone:
+            if kept not in self.kept:
+                left_out[kept.number] = (
+                    f"its noise is {kept.noise / quietest:.0e} times that of others, so that it adds "
+                    "nothing"
+                )
 
     def view(self, left_out: dict[int, str]) -> LayerUpdate:
         """All rounds as one view."""
         self.weigh(left_out)
+        self._without_loud_rounds(left_out)
+        if len(self.kept) == 1 and self.kept[0].number == self.number:
+            return dataclasses.replace(self.first, notes=(*self.first.notes, *_words(left_out)))
         _, Vt, rank = self._spectrum()
         self._turn(Vt if rank is None else Vt[: 2 * rank + _SPARE_DIRECTIONS])
         quietest = min(kept.noise for kept in self.kept)
@@ -277,7 +324,7 @@ class _Accumulated:
             )
             start = rows.stop
         first, factors = self.first, [each.factor for each in rounds]
-        words = tuple(f"round {n} is left out: {why}" for n, why in sorted(left_out.items()))
+        words = _words(left_out)
         together = Rounds(
             tuple(rounds),
             self.basis,
@@ -314,21 +361,25 @@ class _Accumulated:
         return weight
 
 
+def _words(left_out: dict[int, str]) -> tuple[str, ...]:
+    return tuple(f"round {n} is left out: {why}" for n, why in sorted(left_out.items()))
+
+
 _NOTHING_IN_COMMON = (
-    "its samples are in no other round (another client's, or other data): invert it on its own"
+    "its samples are in no other round (another client's, other data, or loud noise): invert it on its "
+    "own"
 )
 
 
-def _new_directions(rest: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """Coordinates (m, k) and orthonormal directions (k, n) of rows (m, n), above a level."""
-    Q, R = torch.linalg.qr(rest.T)  # an SVD of the triangle is far cheaper than one of the rows
-    U, s, Vt = torch.linalg.svd(R.T, full_matrices=False)
-    keep = s > level
-    return U[:, keep] * s[keep], Vt[keep] @ Q.T
+def _directions(rows: Tensor, level: float) -> Tensor:
+    """Orthonormal directions (k, n) of rows (m, n), above a level."""
+    Q, R = torch.linalg.qr(rows.T)  # an SVD of the triangle is far cheaper than one of the rows
+    _, s, Vt = torch.linalg.svd(R.T, full_matrices=False)
+    return Vt[s > level] @ Q.T
 
 
-def _own_noise(view: LayerUpdate, G: Tensor) -> float:
-    """Noise of an entry that one round shows by itself: rounding, and what lies beyond its samples."""
+def _own_noise(view: LayerUpdate, G: Tensor) -> tuple[float, float]:
+    """Rounding of an entry, and the noise that one round shows by itself, beyond its samples."""
     rows, columns = (int(part.sum()) for part in live(G))
     size = float(G.norm())
     noise = _eps(view) * size / math.sqrt(rows * columns)
@@ -339,21 +390,9 @@ def _own_noise(view: LayerUpdate, G: Tensor) -> float:
     s = torch.linalg.svdvals(torch.linalg.qr(G.T, mode="r").R)
     rank = batch_size_from(s, rows, columns, _eps(view))
     if rank is None or rank >= min(rows, columns):
-        return noise
+        return noise, noise
     rest = float(s[rank:].norm()) / math.sqrt((rows - rank) * (columns - rank))
-    return max(noise, rest)
-
-
-def _seen_once(left: Tensor, rank: int) -> bool:
-    """Does a round share no direction with the others? `left` (m, rank) are its left vectors.
-
-    The left vectors of all rounds are orthonormal, so a direction has length one in a round that alone
-    shows it.
-    """
-    own = torch.linalg.svdvals(left)
-    alone = int((own >= 1 - _SEEN_ONCE).sum())
-    shown = int((own > _SEEN_ONCE).sum())
-    return 0 < shown < rank and alone == shown
+    return noise, max(noise, rest)
 
 
 def _repeats(one: _Kept, other: _Kept) -> bool:

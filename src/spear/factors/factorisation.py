@@ -57,6 +57,7 @@ class Side:
     size: int  # number of rows, including those without any signal
     zero: float  # |entry of basis @ unit vector| below this is zero
     noisy: bool  # is the noise above rounding?
+    round_of_row: Tensor | None = None  # (rows,) where several rounds are stacked
 
     @property
     def empty_rows(self) -> int:
@@ -286,8 +287,13 @@ class Factors:
 
     @cached_property
     def outputs(self) -> Side:
-        live = self.live_rows
-        return self._side("outputs", self.left[live], self.m)
+        live, rounds = self.live_rows, self.view.rounds
+        side = self._side("outputs", self.left[live], self.m)
+        if rounds is None:
+            return side
+        width = self.m // len(rounds)
+        stacked = torch.arange(self.m, device=live.device) // width
+        return dataclasses.replace(side, round_of_row=stacked[live])
 
     @cached_property
     def inputs(self) -> Side:

@@ -11,7 +11,13 @@ from spear.judge.certificate import Certificate, certify, certify_either_sign
 from spear.judge.layer import mark_unscaled
 from spear.judge.replay import Loss
 from spear.judge.rescaling import rescale
-from spear.judge.selection import Selection, approximate_inputs, select, select_part
+from spear.judge.selection import (
+    Selection,
+    approximate_inputs,
+    contradicted_rounds,
+    select,
+    select_part,
+)
 from spear.judge.verdict import Outcome, SearchEnd, SearchSummary, Verdict
 
 __all__ = [
@@ -27,6 +33,7 @@ __all__ = [
     "approximate_inputs",
     "certify",
     "certify_either_sign",
+    "contradicted_rounds",
     "mark_unscaled",
     "rescale",
     "select",

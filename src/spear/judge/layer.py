@@ -141,8 +141,9 @@ def patterns_are_significant(found: Recovered) -> bool:
     if found.view.rounds is None or not bool((selection.directions.redundancy >= 2).all()):
         return False
     side = selection.directions.side
-    size = (side.basis @ selection.directions.vectors).square().mean(0).sqrt()  # (b,)
-    by_luck = 2 * UNDECIDED * side.zero / size
+    values = (side.basis @ selection.directions.vectors).abs()  # (rows, b)
+    level = torch.where(selection.directions.zeros, values, 0.0).amax(0).clamp_min(side.zero)
+    by_luck = 2 * level / values.square().mean(0).sqrt()
     return bool((by_luck.square() * selection.b <= PATTERN_CHANCE).all())
 
 

@@ -93,6 +93,11 @@ class Fit:
     soft_error: Tensor | None = None  # (b,): relative error of soft labels' weights
 
     @property
+    def whole(self) -> bool:
+        """Does `replay` hold every sample?"""
+        return True
+
+    @property
     def has_later(self) -> bool:
         """Are there gradients of later layers at all?"""
         return self.replay.has_later

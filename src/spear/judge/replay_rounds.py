@@ -6,6 +6,7 @@ at another scale, or two samples in one trace, would have to fit both.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,11 +22,18 @@ from spear.judge.replay import Fit, Loss, fit_losses
 class RoundsFit(Fit):
     """How one loss explains the samples in every round that can be replayed.
 
-    `replay` is that of the round with the most samples; weights are compared there.
+    `replay` is that of the first of `fits`, which are sorted: first those with the most samples, then
+    the most precise. A sample's weight is that in the first round it took part in, where all weights
+    are relative to the usual one of that round.
     """
 
     fits: tuple[Fit, ...] = ()
     count: int = 0  # samples of all rounds together
+
+    @property
+    def whole(self) -> bool:
+        """Did every sample take part in the round that `replay` is of?"""
+        return len(self.replay.Z) == self.count
 
     @property
     def has_later(self) -> bool:
@@ -46,15 +54,12 @@ class RoundsFit(Fit):
 
     @property
     def single_gradients(self) -> Tensor:  # type: ignore[override]
-        return self._main.single_gradients
-
-    @property
-    def _main(self) -> Fit:
-        return next(fit for fit in self.fits if fit.replay is self.replay)
+        return self.fits[0].single_gradients
 
     @property
     def weight_error(self) -> Tensor:
-        return self._main.weight_error
+        error: Tensor = self._first(lambda fit: fit.weight_error)
+        return error
 
     def turned(self, steps: Tensor) -> Tensor:
         """In all rounds that were replayed, at the stacked layer's factors: (b, R m)."""
@@ -89,7 +94,27 @@ class RoundsFit(Fit):
         return max(each)
 
     def weights_at(self, scale: Tensor) -> Tensor | None:
-        return None if self.weights is None else self._main.weights_at(scale)
+        if self.weights is None or self.labels is None:
+            return None
+        return self._usual_first(lambda fit: fit.weights_at(scale[fit.replay.part.samples]))
+
+    def _usual_first(self, ask: Callable[[Fit], Tensor | None]) -> Tensor:
+        """Weights (b,), each in its first round, relative to that round's usual one here and now."""
+        usual = _usual(self.fits[0])
+
+        def relative(fit: Fit) -> Tensor:
+            weights = ask(fit)
+            assert weights is not None
+            return weights / _usual(fit) * usual
+
+        return self._first(relative)
+
+    def _first(self, ask: Callable[[Fit], Tensor]) -> Tensor:
+        first = torch.full((self.count,), torch.nan, dtype=torch.float64, device=self.matched.device)
+        for fit in self.fits:
+            some = fit.replay.part.samples
+            first[some] = torch.where(first[some].isnan(), ask(fit).to(first), first[some])
+        return first
 
     def _most(self, scale: Tensor, ask: Callable[[Fit, Tensor], Tensor]) -> Tensor:
         most = torch.zeros_like(scale)
@@ -141,9 +166,9 @@ def _joined(found: Recovered, fits: list[Fit]) -> RoundsFit:
             known = labels[some]
             contradicted[some] |= (known >= 0) & (known != fit.labels)
             labels[some] = torch.where(known >= 0, known, fit.labels)
-    main = max(fits, key=lambda fit: (len(fit.replay.part.samples), -float(fit.tolerance.median())))
-    whole = len(main.replay.part.samples) == b
-    return RoundsFit(
+    fits = sorted(fits, key=lambda f: (-len(f.replay.part.samples), float(f.tolerance.median())))
+    main = fits[0]
+    joined = RoundsFit(
         replay=main.replay,
         loss=main.loss,
         told=main.told,
@@ -155,9 +180,17 @@ def _joined(found: Recovered, fits: list[Fit]) -> RoundsFit:
             if fit.replay.part.round is not None
             for words in fit.disagreements
         ),
-        slopes=main.slopes if whole else None,
-        weights=main.weights if whole else None,
-        soft_error=main.soft_error if whole else None,
+        slopes=main.slopes,
         fits=tuple(fits),
         count=b,
     )
+    if any(fit.weights is None for fit in fits):
+        return joined
+    return dataclasses.replace(joined, weights=joined._usual_first(lambda fit: fit.weights))
+
+
+def _usual(fit: Fit) -> float:
+    """The usual weight of a sample in a round."""
+    assert fit.weights is not None
+    known = fit.weights[fit.matched]
+    return float((known if len(known) else fit.weights).median())

@@ -440,7 +440,8 @@ def _by_clipping(found: Recovered, fit: Fit) -> Tensor:
 
 def _may_be_clipped(found: Recovered, fit: Fit) -> bool:
     """Can we compute what clipping by norm would make of the weights?"""
-    return found.view.reads_data and fit.dimensions > 1 and fit.labels is not None
+    known = fit.labels is not None and fit.whole
+    return found.view.reads_data and fit.dimensions > 1 and known
 
 
 def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tuple[Tensor, bool]:

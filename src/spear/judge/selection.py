@@ -22,6 +22,7 @@ from spear.search import (
     SIGN_AGREEMENT,
     Directions,
     Watch,
+    certain_zeros,
     consistent_samples,
     dual_problem,
     scale,
@@ -30,10 +31,12 @@ from spear.search import (
 )
 from spear.tolerances import (
     BELOW_NOISE_CHANCE,
+    MARGIN,
     MISSING_TO_FOUND_RATIO,
     PART_CHANCE,
     PATTERN_AGREES_NOISY,
     UNDECIDED,
+    WRONG_SIGNS,
 )
 
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
@@ -230,6 +233,23 @@ class _Matching:
         return rows if not int(others.sum()) else None
 
 
+def contradicted_rounds(factors: Factors, selection: Selection) -> list[int]:
+    """Rounds, by index, whose weights contradict their own update, while those of others do not.
+
+    At weights of another round, signs are wrong in every neuron that changed side since.
+    """
+    rounds, wrong = factors.view.rounds, selection.wrong_rows
+    if rounds is None or wrong is None or not bool(wrong.any()):
+        return []
+    each = torch.stack([wrong[r.rows].sum() for r in rounds.each])
+    entries = rounds.width * selection.b
+    bad = each > WRONG_SIGNS * entries
+    sound = each * MARGIN <= WRONG_SIGNS * entries
+    if not bool(bad.any()) or not bool((bad | sound).all()) or int(bad.sum()) * 2 >= len(each):
+        return []
+    return bad.nonzero().flatten().tolist()
+
+
 def silent_in(zeros: Tensor, live_rows: Tensor, rows: slice) -> Tensor:
     """Directions (c,) without any gradient in a round: samples that took no part in it.
 
@@ -327,10 +347,14 @@ def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
     Empty if there are too few rows for a pattern to say anything, or if the zeros are the inputs'.
     """
     by_chance = theory.pattern_by_chance(len(pool.side.basis), factors.b)
+    if factors.view.rounds is not None:  # signs repeat from round to round; what is found is known
+        neurons = factors.view.rounds.neurons[factors.live_rows].unique()
+        by_chance = theory.pattern_by_chance(len(neurons), factors.b - min(len(pool), factors.b) + 1)
     if pool.side.name != "outputs" or by_chance > PART_CHANCE:
         return pool.vectors.T[:0]
     white = unit((pool.vectors * pool.side.scales[:, None]).T)
     agrees = SIGN_AGREEMENT if not factors.noisy else PATTERN_AGREES_NOISY
-    _, c = consistent_samples(dual_problem(factors), white, pool.zeros.T, agrees)
+    off = certain_zeros(pool.side, pool.zeros.T)
+    _, c = consistent_samples(dual_problem(factors), white, off, agrees)
     h = factors.bias_coordinates * factors.singular_values
     return c / (c @ h)[:, None] * factors.singular_values

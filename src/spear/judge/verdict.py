@@ -12,6 +12,7 @@ from enum import Enum
 
 from torch import Tensor
 
+from spear import theory
 from spear.factors import Factors
 from spear.judge.causes import Cause
 from spear.judge.certificate import Certificate
@@ -148,7 +149,7 @@ def of_no_samples(factors: Factors, ended: SearchSummary) -> Verdict:
     elif int(factors.live_rows.sum()) >= ROWS_PER_SAMPLE * factors.b:
         cause, next_step = Cause.UNFIT, _NOT_AS_SAID
     else:
-        cause, next_step = Cause.NARROW, "The layer is too narrow for the batch: attack a wider one"
+        cause, next_step = Cause.NARROW, _too_narrow(factors)
     batch = "1 sample" if factors.b == 1 else f"{factors.b} samples"
     reason = f"no input of {batch} could be read. {next_step}"
     return _cannot_tell(cause, reason, *ended.details)
@@ -161,7 +162,57 @@ def of_some_samples(factors: Factors, count: int, ended: SearchSummary) -> Verdi
         f"they are approximate: exact inputs take all {factors.b}"
     )
     cause = ended.end.cause or Cause.NARROW
+    if factors.view.rounds is not None and ended.end.cause is None:
+        reason = f"{reason}. {_too_narrow(factors)}"
     return Verdict(Outcome.APPROXIMATE, cause, reason, ended.details)
+
+
+def _too_narrow(factors: Factors) -> str:
+    """What would help a layer that does not tell the samples apart, in words."""
+    rounds = factors.view.rounds
+    if rounds is None:
+        if not factors.view.reads_data:
+            return "The layer is too narrow for the batch: attack a wider one"
+        needed = theory.rounds_needed(factors.b, factors.m, inputs=factors.n)
+        several = "several" if needed is None else f"about {needed}"
+        return (
+            "The layer is too narrow for the batch: attack a wider one, or combine "
+            f"{several} rounds of the same data (spear.combine)"
+        )
+    needed = theory.rounds_needed(
+        factors.b,
+        rounds.width,
+        movement=movement(factors),
+        noise=min(factors.relative_noise, 0.5),
+        inputs=factors.n,
+    )
+    if needed is None:
+        return (
+            "The weights hardly move from round to round, so that more rounds add little: attack a "
+            "wider layer, or rounds with a larger learning rate"
+        )
+    if needed > len(rounds):
+        more = needed - len(rounds)
+        return (
+            f"{len(rounds)} rounds are too few for a layer of {rounds.width} neurons: about {more} "
+            f"more would do"
+        )
+    return (
+        "The zeros of these rounds should be enough, so likely causes are samples that are nearly "
+        "alike, or rounds of other data: more rounds tell samples apart that switch on nearly the same "
+        "neurons"
+    )
+
+
+def movement(factors: Factors) -> float:
+    """How far preactivations go from one round to the next, as a share of their size."""
+    rounds = factors.view.rounds
+    assert rounds is not None
+    each = factors.preactivation.view(len(rounds), rounds.width, -1)  # (R, m, b)
+    if len(rounds) < 2:
+        return 0.0
+    steps = (each[1:] - each[:-1]).flatten(1).norm(dim=1)
+    return float((steps / each[:-1].flatten(1).norm(dim=1).clamp_min(1e-300)).median())
 
 
 def of_no_batch(factors: Factors) -> Verdict:
@@ -172,6 +223,14 @@ def of_no_batch(factors: Factors) -> Verdict:
             "the difference of the weights shows no samples, which does not tell whether data leaks. "
             "Likely causes: weights of another round than those the client was sent, "
             f"{smaller} samples or more, an optimiser other than SGD, or noise"
+        )
+        return _cannot_tell(Cause.NO_GAP, reason)
+    rounds = factors.view.rounds
+    if factors.batch_size is None and rounds is not None:
+        reason = (
+            f"{len(rounds)} rounds of {rounds.width} neurons show no end of the samples, which does not "
+            f"tell whether data leaks. Likely causes: {smaller} samples or more (give more rounds), "
+            "augmentation or changing clients, so that every round has other data, or noise"
         )
         return _cannot_tell(Cause.NO_GAP, reason)
     if factors.batch_size is None:

@@ -11,6 +11,7 @@ from spear.search.directions import Directions, Finder
 from spear.search.dual import SIGN_AGREEMENT, consistent_samples, dual_problem
 from spear.search.kernels import (
     INDEPENDENT,
+    certain_zeros,
     redundancy,
     scale,
     sparsest_independent,
@@ -32,6 +33,7 @@ __all__ = [
     "Progress",
     "SamplingFinder",
     "Watch",
+    "certain_zeros",
     "consistent_samples",
     "dual_problem",
     "redundancy",

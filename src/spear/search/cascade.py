@@ -37,7 +37,13 @@ from spear.search.dual import (
     deflate,
     dual_problem,
 )
-from spear.search.kernels import scale, smallest_singular, sparsest_independent, unit
+from spear.search.kernels import (
+    certain_zeros,
+    scale,
+    smallest_singular,
+    sparsest_independent,
+    unit,
+)
 from spear.search.noisy import estimate
 from spear.search.output_layer import vertices_by_linear_programme
 from spear.search.sampling import Draw, SamplingFinder, kernels
@@ -93,7 +99,8 @@ class CascadeFinder:
         if factors.relu != "before" and factors.b > _MAX_SAMPLES_PER_ROW * rows:
             watch.remark(
                 f"telling a sample from the others takes {factors.b - 1} rows in which it is off, "
-                f"and a ReLU switches off about half of {rows}: attack a wider layer"
+                f"and a ReLU switches off about half of {rows}: attack a wider layer, or combine more "
+                "rounds of the same data"
             )
             return
         if factors.relative_noise > _KERNEL_NOISE_LIMIT and factors.relu != "before":
@@ -229,7 +236,8 @@ def accepted(residual: BalancedProblem, found: Directions, doubtful: bool) -> Te
     determined = found.redundancy > 0
     ask = determined & (doubtful | (found.redundancy < 2)) | (residual.missing <= _FEW_MISSING)
     white = found.vectors[:, ask] * found.side.scales[:, None]
-    fits = agreement(residual, unit((residual.c_basis.T @ white).T), found.zeros[:, ask].T)
+    off = certain_zeros(found.side, found.zeros[:, ask].T)
+    fits = agreement(residual, unit((residual.c_basis.T @ white).T), off)
     determined[ask] = (determined[ask] & (fits >= residual.least_agreement)) | (fits == 1)
     return determined
 
@@ -281,7 +289,8 @@ def _missing(
     """What is left to find beside the pool: both halves, as far as signs can be read."""
     q, off = pool.overdetermined()
     if blocks is None or ROWS_PER_SAMPLE * (whole.missing - len(q)) <= blocks.count:
-        return deflate(whole, *consistent_samples(whole, q, off, watch=watch))
+        sure = certain_zeros(pool.side, off)
+        return deflate(whole, *consistent_samples(whole, q, sure, watch=watch))
     if len(q) > whole.missing:
         q = q[sparsest_independent(q.T, off.sum(1).double())]
     return deflate(whole, q, _duals(blocks, q))
@@ -302,7 +311,8 @@ def _stuck(missing: int, b: int, watch: Watch) -> str:
 
 def _span_cluster(pool: CandidatePool, whole: DualProblem, watch: Watch) -> bool:
     """Are the missing samples nearly the same? Then what they span completes the pool."""
-    q, c = consistent_samples(whole, *pool.overdetermined(spare=1), watch=watch)
+    q, off = pool.overdetermined(spare=1)
+    q, c = consistent_samples(whole, q, certain_zeros(pool.side, off), watch=watch)
     span = cluster(pool.side, balance(deflate(whole, q, c)))
     if not len(span) or not pool.add_spanning(equally_weighted(q, span, whole.h)):
         return False

@@ -163,6 +163,21 @@ def zero_margin(side: Side) -> float:
     return _MARGIN_NOISY if side.noisy else _MARGIN
 
 
+def certain_zeros(side: Side, zeros: Tensor) -> Tensor:
+    """Zeros (k, rows) as what they say of signs: a half in rounds that a sample took no part in.
+
+    There it has no gradient, whichever neurons it would switch on.
+    """
+    if side.round_of_row is None:
+        return zeros
+    sure = zeros.to(side.basis)
+    for each in side.round_of_row.unique():
+        rows = side.round_of_row == each
+        absent = zeros[:, rows].all(1)
+        sure[:, rows] = torch.where(absent[:, None], 0.5, sure[:, rows])
+    return sure
+
+
 def redundant(side: Side, directions: Tensor, zeros: Tensor) -> Tensor:
     """Directions that their zeros still determine if any one zero row is left out.
 

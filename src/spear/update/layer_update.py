@@ -84,6 +84,17 @@ class LayerUpdate:
             )
         return dataclasses.replace(self, model=model, traced=trace(model))
 
+    def only_rounds(self, chosen: list[int], why: str) -> LayerUpdate:
+        """Some of the rounds of a combined view, by index; the others are left out for a reason."""
+        assert self.rounds is not None
+        rounds, rows = self.rounds.only(chosen, why)
+        parts = {
+            name: getattr(self, name)[rows]
+            for name in ("weight", "bias", "weight_grad", "bias_grad")
+        }
+        said = rounds.left_out[len(self.rounds.left_out) :]
+        return dataclasses.replace(self, rounds=rounds, notes=(*self.notes, *said), **parts)
+
     def network_behind(self) -> nn.Module | Declined:
         """The model from the layer's output on, to replay samples through; or why there is none."""
         if self.model is None:

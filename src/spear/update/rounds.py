@@ -49,10 +49,37 @@ class Rounds:
     left_out: tuple[str, ...] = ()  # rounds that do not fit, each with why
 
     @property
+    def width(self) -> int:
+        """Neurons of the layer."""
+        return self.each[0].rows.stop - self.each[0].rows.start
+
+    @property
     def neurons(self) -> Tensor:
         """(R m,): which neuron each row belongs to."""
-        width = self.each[0].rows.stop - self.each[0].rows.start
-        return torch.arange(len(self.each) * width, device=self.basis.device) % width
+        return torch.arange(len(self.each) * self.width, device=self.basis.device) % self.width
+
+    def only(self, chosen: list[int], why: str) -> tuple[Rounds, Tensor]:
+        """Some of the rounds, by index, and the rows (k,) of the stacked layer they have.
+
+        The others are left out, for the reason given.
+        """
+        everything = torch.arange(len(self.each) * self.width, device=self.basis.device)
+        rows = torch.cat([everything[self.each[i].rows] for i in chosen])
+        starts = range(0, len(chosen) * self.width, self.width)
+        each = tuple(
+            dataclasses.replace(self.each[i], rows=slice(start, start + self.width))
+            for i, start in zip(chosen, starts, strict=True)
+        )
+        dropped = [r.number for i, r in enumerate(self.each) if i not in chosen]
+        words = tuple(f"round {number} is left out: {why}" for number in dropped)
+        fewer = dataclasses.replace(
+            self,
+            each=each,
+            outside=self.outside[rows],
+            weight_lengths=self.weight_lengths[rows],
+            left_out=(*self.left_out, *words),
+        )
+        return fewer, rows
 
     @property
     def negated(self) -> Rounds:
