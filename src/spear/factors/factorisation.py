@@ -60,6 +60,18 @@ class Side:
     round_of_row: Tensor | None = None  # (rows,) where several rounds are stacked
 
     @property
+    def free(self) -> float:
+        """Singular values of zero rows up to this leave a direction free.
+
+        Over rounds, samples share hundreds of zero rows and a few in which both drown. Noise alone has
+        a singular value of its deviation times the root of the rows; this is ten times that. In one
+        round a zero level is enough.
+        """
+        if self.round_of_row is None:
+            return self.zero
+        return MARGIN * self.zero / ZERO_DEVIATIONS * math.sqrt(len(self.basis))
+
+    @property
     def empty_rows(self) -> int:
         """Rows in which no sample shows, zeros of every direction."""
         return self.size - self.basis.shape[0]

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from spear.factors import Factors, Side
-from spear.search.kernels import smallest_singular, unit
+from spear.search.kernels import unit
 from spear.search.parallel import piece_length
 from spear.search.starts import distinct
 from spear.search.watch import Watch
+from spear.tolerances import UNDECIDED
 
 _SWEEPS = 5  # of Tyler's scatter for subspaces
 # Of the zero level: a direction of a block this far above it is known to 1/15, and weaker ones mislead.
@@ -35,10 +36,14 @@ _STEPS = 160
 _FREE_STEPS = 40  # of those, outside the complement of what was found
 # Sizes at which a block counts as half zero, from a guess (0.1) to a kernel; sizes of blocks that are
 # off were below 0.25 after the search, and fell to 1e-5 (benchmarks/rounds.py).
-_SOFTNESS = (0.1, 0.03, 0.01, 0.003, 0.001)
+_SOFTNESS = (0.1, 0.03, 0.01, 0.001)
 _OFF = 1e-3  # a block's size below which all its rows are taken to be off
 _POSSIBLY_OFF = 0.6  # blocks larger than this have no say while a guess is sharpened
 _FEWEST_BLOCKS = 0.3  # share of the blocks that always have a say
+_LARGEST_KERNEL = 8  # dimensions of a kernel of blocks in which samples are told apart by rows
+_DRAWS = 2000  # of d - 1 rows in such a kernel: three in ten rows are off for a sample
+_SPARE_ROWS = 10  # that a direction in a kernel must have, beyond those it was solved for
+_SAME_IN_KERNEL = 1 - 1e-6
 _SAME_COSINE = 0.97  # |cos| with a direction that was found
 
 
@@ -116,16 +121,30 @@ def _orthonormal(rows: Tensor, block: Tensor) -> Tensor:
 
 
 def search_blocks(
-    blocks: Blocks, found: Tensor, starts: int, generator: torch.Generator, watch: Watch
+    blocks: Blocks,
+    found: Tensor,
+    free: Tensor,
+    starts: int,
+    generator: torch.Generator,
+    watch: Watch,
 ) -> tuple[Tensor, Tensor]:
-    """Guesses q (b, k) at samples beside those found (f, b), white; and their blocks' sizes."""
+    """Guesses q (b, k) at samples beside those found, and their blocks' sizes (count, k).
+
+    Args:
+        blocks: of all neurons.
+        found: (f, b) white directions.
+        free: (r, b) white directions that span, nearly, what is missing.
+        starts: how many.
+        generator: for the starts.
+        watch: with the workers, if there are any.
+    """
     known = blocks.here(found)
+    free = torch.linalg.qr(blocks.here(free)).Q  # (b, r)
     pick = torch.randint(len(blocks.basis), (2, starts), generator=generator)
     flip = torch.randint(2, (starts, 1), generator=generator) * 2 - 1
     first, second = blocks.basis[pick.to(blocks.basis.device)]
     q = unit(first + second * flip.to(first)).T  # (b, starts)
     work = 2 * blocks.basis.numel() * starts * _STEPS
-    free = torch.linalg.svd(known.T, full_matrices=True).Vh[known.shape[1] :].T  # (b, r)
     pieces = [(some,) for some in torch.split(q, piece_length(starts, work), 1)]
     parts = watch.map(_descend, (blocks, free), pieces, multiplications=work)
     q, sizes = (torch.cat(part, 1) for part in zip(*parts, strict=True))
@@ -152,8 +171,9 @@ def _shrunk(blocks: Blocks, basis: Tensor, q: Tensor, steps: int) -> Tensor:
     back, q = basis.T.contiguous(), unit(q, 0)
     for _ in range(steps):
         values = basis @ q  # (t, k)
-        left = (1 - _SHRINK / blocks.sizes(values).clamp_min_(1e-12)).clamp_min_(0)
-        q = unit(back @ values.mul_(left[blocks.block]), 0)
+        sizes = blocks.sizes(values).clamp_min_(1e-12)
+        level = _SHRINK * sizes.square().mean(0).sqrt_()  # what is left to find may be small all over
+        q = unit(back @ values.mul_((1 - level / sizes).clamp_min_(0)[blocks.block]), 0)
     return q
 
 
@@ -172,11 +192,50 @@ def _refine(blocks: Blocks, q: Tensor, sizes: Tensor) -> Tensor:
     found = []
     for guess, size in zip(q.T, sizes.T, strict=True):
         off = _sharpened(blocks, guess, size) <= _OFF  # (count,)
-        rows = (off[blocks.of_row] & (blocks.of_row >= 0)).nonzero().flatten()
-        if len(rows) >= blocks.side.basis.shape[1] - 1:
-            vector, _ = smallest_singular(blocks.side.basis[rows])
-            found.append(unit(vector * blocks.side.scales))
-    return torch.stack(found) if found else q.new_zeros(0, len(q))
+        rows = off[blocks.of_row] & (blocks.of_row >= 0)
+        kernel = _kernel(blocks.side, rows)  # (b, d)
+        if kernel.shape[1] > 1:  # others are off for the same neurons, though not in every round
+            kernel = _sparsest(blocks.side, kernel, rows)
+        found.append(unit((kernel * blocks.side.scales[:, None]).T))
+    return torch.cat([q.new_zeros(0, len(q)), *found])
+
+
+def _kernel(side: Side, rows: Tensor) -> Tensor:
+    """Orthonormal columns (b, d) that some rows annihilate, up to noise; none if there are too many."""
+    b = side.basis.shape[1]
+    if int(rows.sum()) < b - _LARGEST_KERNEL:
+        return side.basis.new_zeros(b, 0)
+    A = side.basis[rows]
+    R = torch.linalg.qr(A, mode="r").R if len(A) > b else A
+    _, s, Vt = torch.linalg.svd(R, full_matrices=True)
+    dimension = b - int((s > side.free).sum())
+    return Vt[b - dimension :].T if dimension <= _LARGEST_KERNEL else Vt[:0].T
+
+
+def _sparsest(side: Side, kernel: Tensor, rows: Tensor) -> Tensor:
+    """Directions (b, k) inside a kernel (b, d) that further rows single out.
+
+    In the few dimensions of a kernel a sample is what d - 1 rows leave free in which it is off; its
+    other rows agree. So many are drawn, and those with rows to spare are kept.
+    """
+    d = kernel.shape[1]
+    others = side.basis[~rows] @ kernel  # (t, d)
+    shown = others.norm(dim=1) > side.free
+    others = others[shown]
+    if len(others) < d + _SPARE_ROWS:
+        return kernel[:, :0]
+    generator = torch.Generator().manual_seed(0)
+    pick = torch.randint(len(others), (_DRAWS, d - 1), generator=generator).to(others.device)
+    drawn = unit(others)[pick]  # (draws, d - 1, d)
+    vectors = torch.linalg.svd(drawn, full_matrices=True).Vh[:, -1]  # (draws, d)
+    zeros = ((others @ vectors.T).abs() <= side.zero * UNDECIDED).sum(0)  # (draws,)
+    chosen: list[int] = []
+    for i in zeros.argsort(descending=True).tolist():
+        if int(zeros[i]) < d - 1 + _SPARE_ROWS or len(chosen) >= d:
+            break
+        if all(float((vectors[i] @ vectors[j]).abs()) < _SAME_IN_KERNEL for j in chosen):
+            chosen.append(i)
+    return kernel @ vectors[chosen].T
 
 
 def _sharpened(blocks: Blocks, q: Tensor, sizes: Tensor) -> Tensor:

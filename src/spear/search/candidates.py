@@ -119,6 +119,20 @@ class CandidatePool:
             )
         return len(self._overdetermined) > before
 
+    def drop_mixes(self, fewest: int) -> None:
+        """Forget directions with fewer zeros than this that another direction has not.
+
+        A mix of samples is zero where all of them are, and where they cancel by accident. So nearly all
+        of its zeros are those of any sample in it.
+        """
+        if len(self) < 2:
+            return
+        zeros = torch.stack(self._overdetermined.zeros).to(self.side.white)  # (k, rows)
+        count, shared = zeros.sum(1), zeros @ zeros.T
+        own = count[:, None] - shared  # (k, k): zeros of i that j has not
+        larger = count[:, None] < count
+        self._overdetermined.forget(((own < fewest) & larger).any(1))
+
     def add_spanning(self, white: Tensor) -> bool:
         """Put directions (k, b) in reserve that are no samples but span some; does that make b?"""
         self._reserve = _DistinctDirections(self.side)
@@ -236,8 +250,15 @@ class _DistinctDirections:
         self.white = torch.cat([self.white, white])
         if self.limit is not None and len(self) > self.limit:
             worst = min(range(len(self)), key=self._worth)
-            del self.vectors[worst], self.zeros[worst], self.redundancy[worst]
-            self.white = torch.cat([self.white[:worst], self.white[worst + 1 :]])
+            self.forget(torch.arange(len(self), device=self.white.device) == worst)
+
+    def forget(self, which: Tensor) -> None:
+        """Drop some of the directions (k,) bool."""
+        kept = (~which).nonzero().flatten().tolist()
+        self.vectors = [self.vectors[j] for j in kept]
+        self.zeros = [self.zeros[j] for j in kept]
+        self.redundancy = [self.redundancy[j] for j in kept]
+        self.white = self.white[kept]
 
 
 def _directions(side: Side, known: list[_DistinctDirections]) -> Directions:

@@ -36,6 +36,7 @@ from spear.search.dual import (
     consistent_samples,
     deflate,
     dual_problem,
+    read_samples,
 )
 from spear.search.kernels import (
     certain_zeros,
@@ -62,6 +63,7 @@ _MAX_SAMPLES_PER_ROW = 0.8  # per live row: beyond, none can have enough zeros, 
 _NEGATIVE_SHARE_USED = 0.7  # of the rows with a negative sign, the most negative ones
 _MOST_DIRECTIONS = 20  # overdetermined ones per sample: so many are mixes, and more help no one
 _BLOCK_STARTS = 2  # per missing sample: nearly all of them end near a sample
+_ZEROS_OF_ITS_OWN = 10  # that tell a sample from its nearest: a mix has three or four, by accident
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
 
 
@@ -152,7 +154,7 @@ class CascadeFinder:
         while missing.missing and not watch.expired:
             left = missing.missing
             if blocks is not None and _by_blocks(blocks, left, idle) and idle < self.patience:
-                grown = _block_round(pool, blocks, left, idle, generator, watch)
+                grown = _block_round(pool, blocks, missing, idle, generator, watch)
             elif idle < self.patience:
                 grown = self._round(pool, balance(missing), idle, generator, watch)
             elif idle == self.patience and _span_cluster(pool, whole, watch):
@@ -264,23 +266,25 @@ def _by_blocks(blocks: Blocks, missing: int, idle: int) -> bool:
 def _block_round(
     pool: CandidatePool,
     blocks: Blocks,
-    missing: int,
+    missing: DualProblem,
     idle: int,
     generator: torch.Generator,
     watch: Watch,
 ) -> bool:
     """One round of the search by blocks; is there a new direction?"""
     watch.count("rounds")
-    starts = max(128, _BLOCK_STARTS * missing) << min(idle // 2, 3)
+    starts = max(128, _BLOCK_STARTS * missing.missing) << min(idle // 2, 3)
     found, _ = pool.overdetermined()
     with watch.stage("seek"):
-        guesses = search_blocks(blocks, found, starts, generator, watch)
+        guesses = search_blocks(blocks, found, missing.q_basis.T, starts, generator, watch)
         watch.count("starts", starts)
     with watch.stage("settle"):
         candidates = refine_blocks(blocks, *guesses, watch)
     with watch.stage("round"):
         rounded = pool.rounded(candidates)
-    return pool.keep(rounded, rounded.redundancy == 2)
+    grown = pool.keep(rounded, rounded.redundancy == 2)
+    pool.drop_mixes(_ZEROS_OF_ITS_OWN)
+    return grown
 
 
 def _missing(
@@ -288,11 +292,13 @@ def _missing(
 ) -> DualProblem:
     """What is left to find beside the pool: both halves, as far as signs can be read."""
     q, off = pool.overdetermined()
-    if blocks is None or ROWS_PER_SAMPLE * (whole.missing - len(q)) <= blocks.count:
-        sure = certain_zeros(pool.side, off)
-        return deflate(whole, *consistent_samples(whole, q, sure, watch=watch))
-    if len(q) > whole.missing:
-        q = q[sparsest_independent(q.T, off.sum(1).double())]
+    if len(q) > whole.missing and blocks is not None:
+        chosen = sparsest_independent(q.T, off.sum(1).double())
+        q, off = q[chosen], off[chosen]
+    if blocks is None or 2 * (whole.missing - len(q)) <= blocks.count:
+        if blocks is None:
+            return deflate(whole, *consistent_samples(whole, q, off, watch=watch))
+        return deflate(whole, q, read_samples(whole, q, certain_zeros(pool.side, off), watch)[0])
     return deflate(whole, q, _duals(blocks, q))
 
 

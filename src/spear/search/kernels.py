@@ -83,7 +83,7 @@ def _kernel(side: Side, zeros: Tensor) -> tuple[Tensor, Tensor, float] | None:
     if int(zeros.sum()) < b - 1:
         return None
     q, second = smallest_singular(side.basis[zeros])
-    if b > 1 and second <= side.zero:
+    if b > 1 and second <= side.free:
         return None  # more than one direction vanishes there
     values = (side.basis @ q).abs()
     median = float(values[zeros].median()) if bool(zeros.any()) else 0.0
