@@ -172,6 +172,8 @@ class CascadeFinder:
             watch.report("search", found=b - left, batch_size=b)
             idle += 1
             if grown:
+                if blocks is not None:
+                    pool.drop_mixes(_ZEROS_OF_ITS_OWN)
                 yield pool.snapshot(reserve=False)
                 with watch.stage("read"):
                     missing = _missing(whole, pool, blocks, watch)
@@ -282,9 +284,7 @@ def _block_round(
         candidates = refine_blocks(blocks, *guesses, watch)
     with watch.stage("round"):
         rounded = pool.rounded(candidates)
-    grown = pool.keep(rounded, rounded.redundancy == 2)
-    pool.drop_mixes(_ZEROS_OF_ITS_OWN)
-    return grown
+    return pool.keep(rounded, rounded.redundancy == 2)
 
 
 def _missing(
