@@ -217,11 +217,26 @@ def _inverted(
             factors, best = select_part(factors, pool, watch)
     if best is None:
         return _read_from_patterns(factors, pool, ended, watch)
-
     stale = contradicted_rounds(factors, best)
-    if stale and view.rounds is not None:
-        rest = [i for i in range(len(view.rounds)) if i not in stale]
-        return _inverted(view.only_rounds(rest, _STALE_ROUND), loss, finder, generator, watch)
+    if stale:  # the rest goes on without them
+        rest = view.without_rounds(stale, _STALE_ROUND)
+        return _inverted(rest, loss, finder, generator, watch)
+    notes = [] if penalty is None else [penalty.words]
+    return _judged(factors, best, ended, notes=notes, loss=loss, generator=generator, watch=watch)
+
+
+def _judged(
+    factors: Factors,
+    best: Selection,
+    ended: SearchSummary,
+    *,
+    notes: list[str],
+    loss: Loss | None,
+    generator: torch.Generator,
+    watch: Watch,
+) -> Inversion:
+    """What is proved of b samples, and their inputs."""
+    view = factors.view
     watch.report("judge", batch_size=factors.b)
     with watch.stage("certify"):
         best = mark_unscaled(factors, best)
@@ -232,7 +247,6 @@ def _inverted(
     with watch.stage("reconstruct"):
         inputs = factors.reconstruct(best.C)  # X = Q^-1 R
     reached = verdict.of_samples(factors, best, certificate, inputs, ended)
-    notes = [] if penalty is None else [penalty.words]
     reached = reached.with_details(*notes, *verdict.remarks_on(factors, certificate))
     if not reached.returned:
         return _without_samples(view, factors, reached, watch, mistake)

@@ -48,9 +48,8 @@ BELOW_NOISE_CHANCE = 1e-6
 """More drowned entries than Poisson's law allows at this probability are contradictions."""
 
 WRONG_SIGNS = 2e-3
-"""Share of a round's signs that contradict its zeros from which its weights are not those of its update,
-if other rounds have a tenth of that at most: right weights contradict none, and weights that are one
-FedSGD step old (learning rate 0.1) 1e-2 and more."""
+"""Share of a round's signs that contradict its zeros from which its weights are not those of its
+update, if other rounds have a tenth of that at most: right weights contradict none."""
 
 SPARE_ROWS = 3
 """Rows that must agree before something is believed, so that two misread zeros cannot decide."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from spear.errors import Declined, InvalidUpdate
 from spear.factors.spectrum import batch_size_from
 from spear.factors.streaming import double, live, with_unseen
+from spear.tolerances import MARGIN
 from spear.update import LayerUpdate, Protocol, Round, Rounds, looks_like_adam, network_before
 
 _FIRST_LIMIT = 512  # directions of the basis before it is cut for the first time
@@ -27,6 +28,7 @@ _NEW_DIRECTION = 1e-3  # roundings of a round's gradient: fainter directions are
 _UNEVEN_NOISE = 1.5  # ratio of two rounds' noise from which rows are weighed again
 _WEIGHINGS = 4  # of the rounds by their noise, at most; two are usual
 _MOVED_OUTSIDE = 4.0  # roundings of the weights: below, they moved inside the basis only
+_ABOVE_EDGE = 1.05  # times the largest singular value of noise, which varies by 1 % to 5 %
 _LOUD = 100.0  # times the quietest round's noise
 _FOREIGN = 0.05  # share of a round outside the others' span, from which it is no noise
 _SEEN_ONCE = 1e-6  # 1 - share of a direction that one round alone shows
@@ -115,6 +117,7 @@ class _Kept:
     weight_lengths: Tensor  # (m,)
     rounding: float  # of an entry of the gradient
     noise: float  # of an entry, as far as it is known
+    noisy: bool  # does the round show more noise than rounding?
     round: Round
 
     @property
@@ -235,6 +238,9 @@ class _Accumulated:
         live_rows = int(stacked.any(1).sum())
         triangle = torch.linalg.qr(stacked, mode="r").R
         _, s, Vt = torch.linalg.svd(triangle, full_matrices=False)
+        if all(kept.noisy for kept in self.kept):  # noise of deviation one ends at its edge
+            edge = math.sqrt(live_rows) + math.sqrt(self._columns)
+            return s, Vt, int((s > _ABOVE_EDGE * edge).sum())
         values = with_unseen(s, outside, min(live_rows, self._columns))
         eps = min(_eps(self.first), *(torch.finfo(k.round.precision).eps for k in self.kept))
         return s, Vt, batch_size_from(values, live_rows, self._columns, eps)
@@ -319,9 +325,7 @@ class _Accumulated:
         rounds, start = [], 0
         for kept in self.kept:
             rows = slice(start, start + len(kept.bias))
-            rounds.append(
-                dataclasses.replace(kept.round, rows=rows, factor=quietest / kept.noise)
-            )
+            rounds.append(dataclasses.replace(kept.round, rows=rows, factor=quietest / kept.noise))
             start = rows.stop
         first, factors = self.first, [each.factor for each in rounds]
         words = _words(left_out)
@@ -330,6 +334,7 @@ class _Accumulated:
             self.basis,
             torch.cat([f * k.outside.sqrt() for f, k in zip(factors, self.kept, strict=True)]),
             torch.cat([kept.weight_lengths for kept in self.kept]),
+            rank,
             self.live_columns,
             bool((self.live_columns & ~self.read_columns).any()),
             min((r.precision for r in rounds), key=lambda dtype: torch.finfo(dtype).eps),
@@ -340,7 +345,9 @@ class _Accumulated:
         return LayerUpdate(
             weight=torch.cat([self._weight(kept) for kept in self.kept]),
             bias=torch.cat([kept.bias for kept in self.kept]),
-            weight_grad=torch.cat([f * k.gradient for f, k in zip(factors, self.kept, strict=True)]),
+            weight_grad=torch.cat(
+                [f * k.gradient for f, k in zip(factors, self.kept, strict=True)]
+            ),
             bias_grad=torch.cat([f * k.bias_grad for f, k in zip(factors, self.kept, strict=True)]),
             relu=first.relu,
             layer=first.layer,
@@ -375,11 +382,12 @@ def _directions(rows: Tensor, level: float) -> Tensor:
     """Orthonormal directions (k, n) of rows (m, n), above a level."""
     Q, R = torch.linalg.qr(rows.T)  # an SVD of the triangle is far cheaper than one of the rows
     _, s, Vt = torch.linalg.svd(R.T, full_matrices=False)
-    return Vt[s > level] @ Q.T
+    directions: Tensor = Vt[s > level] @ Q.T
+    return directions
 
 
-def _own_noise(view: LayerUpdate, G: Tensor) -> tuple[float, float]:
-    """Rounding of an entry, and the noise that one round shows by itself, beyond its samples."""
+def _own_noise(view: LayerUpdate, G: Tensor) -> tuple[float, float, bool]:
+    """Rounding of an entry, the noise that one round shows by itself, and is that more?"""
     rows, columns = (int(part.sum()) for part in live(G))
     size = float(G.norm())
     noise = _eps(view) * size / math.sqrt(rows * columns)
@@ -390,9 +398,9 @@ def _own_noise(view: LayerUpdate, G: Tensor) -> tuple[float, float]:
     s = torch.linalg.svdvals(torch.linalg.qr(G.T, mode="r").R)
     rank = batch_size_from(s, rows, columns, _eps(view))
     if rank is None or rank >= min(rows, columns):
-        return noise, noise
+        return noise, noise, False
     rest = float(s[rank:].norm()) / math.sqrt((rows - rank) * (columns - rank))
-    return noise, max(noise, rest)
+    return noise, max(noise, rest), rest > MARGIN * noise
 
 
 def _repeats(one: _Kept, other: _Kept) -> bool:

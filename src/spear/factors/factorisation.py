@@ -356,7 +356,7 @@ def factorise(view: LayerUpdate) -> Factors:
         U, s = left_factor(G, live_rows)
         beyond = _beyond_basis(view, live_rows)  # (m,)
         s = with_unseen(s, float(beyond.square().sum()), min(m, n))
-        b = batch_size_from(s, m, n, eps)
+        b = batch_size_from(s, m, n, eps) if view.rounds is None else view.rounds.batch_size
         if view.relu == "before" and b is not None and b >= view.outputs - 1:
             b = None  # an output layer's gradients sum to zero over classes, as for a larger batch
         if b is None and _fills_the_inputs(view, U, live_rows, n):

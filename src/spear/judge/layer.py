@@ -154,7 +154,7 @@ def chance_of_pattern(found: Recovered) -> float:
     """
     rows, rounds = found.selection.directions.side.basis.shape[0], found.view.rounds
     if rounds is not None:
-        rows = int(rounds.neurons[found.factors.live_rows].unique().numel())
+        rows = rounds.live_neurons(found.factors.live_rows)
     return theory.pattern_by_chance(rows, found.b)
 
 

@@ -1,7 +1,7 @@
 """The replay of several rounds: one set of inputs and labels must explain every round.
 
-What one round cannot tell apart, two often can: the network behind the layer has moved, so that an input
-at another scale, or two samples in one trace, would have to fit both.
+What one round cannot tell apart, two often can: the network behind the layer has moved, so that an
+input at another scale, or two samples in one trace, would have to fit both.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class RoundsFit(Fit):
         return any(fit.is_precise for fit in self.fits)
 
     @property
-    def tolerance(self) -> Tensor:  # type: ignore[override]
+    def tolerance(self) -> Tensor:
         """The least of all rounds (b,)."""
         return self._least(lambda fit: fit.tolerance)
 
     @property
-    def single_gradients(self) -> Tensor:  # type: ignore[override]
+    def single_gradients(self) -> Tensor:
         return self.fits[0].single_gradients
 
     @property
@@ -90,7 +90,9 @@ class RoundsFit(Fit):
         return self._most(scale, lambda fit, t: fit.alone_off_at(t))
 
     def update_off_at(self, scale: Tensor, *, biases: bool) -> float:
-        each = (fit.update_off_at(scale[fit.replay.part.samples], biases=biases) for fit in self.fits)
+        each = (
+            fit.update_off_at(scale[fit.replay.part.samples], biases=biases) for fit in self.fits
+        )
         return max(each)
 
     def weights_at(self, scale: Tensor) -> Tensor | None:
@@ -110,7 +112,9 @@ class RoundsFit(Fit):
         return self._first(relative)
 
     def _first(self, ask: Callable[[Fit], Tensor]) -> Tensor:
-        first = torch.full((self.count,), torch.nan, dtype=torch.float64, device=self.matched.device)
+        first = torch.full(
+            (self.count,), torch.nan, dtype=torch.float64, device=self.matched.device
+        )
         for fit in self.fits:
             some = fit.replay.part.samples
             first[some] = torch.where(first[some].isnan(), ask(fit).to(first), first[some])
@@ -124,7 +128,9 @@ class RoundsFit(Fit):
         return most
 
     def _least(self, ask: Callable[[Fit], Tensor]) -> Tensor:
-        least = torch.full((self.count,), torch.inf, dtype=torch.float64, device=self.matched.device)
+        least = torch.full(
+            (self.count,), torch.inf, dtype=torch.float64, device=self.matched.device
+        )
         for fit in self.fits:
             some = fit.replay.part.samples
             least[some] = torch.minimum(least[some], ask(fit).to(least))

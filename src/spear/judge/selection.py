@@ -124,7 +124,7 @@ class _Matching:
             self.off[each.rows] &= ~silent  # a sample that was absent may be on
 
     def contradictions(
-        self, F: Tensor, t: Tensor, reach: Tensor, off: Tensor, on: Tensor, dim: int = -2
+        self, F: Tensor, t: Tensor, reach: Tensor, off: Tensor, on: Tensor, *, dim: int = -2
     ) -> Tensor:
         """Entries per sample (with dim = -1 per row) whose sign contradicts the zero pattern.
 
@@ -348,8 +348,9 @@ def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
     """
     by_chance = theory.pattern_by_chance(len(pool.side.basis), factors.b)
     if factors.view.rounds is not None:  # signs repeat from round to round; what is found is known
-        neurons = factors.view.rounds.neurons[factors.live_rows].unique()
-        by_chance = theory.pattern_by_chance(len(neurons), factors.b - min(len(pool), factors.b) + 1)
+        neurons = factors.view.rounds.live_neurons(factors.live_rows)
+        unknown = factors.b - min(len(pool), factors.b) + 1
+        by_chance = theory.pattern_by_chance(neurons, unknown)
     if pool.side.name != "outputs" or by_chance > PART_CHANCE:
         return pool.vectors.T[:0]
     white = unit((pool.vectors * pool.side.scales[:, None]).T)

@@ -228,9 +228,9 @@ def of_no_batch(factors: Factors) -> Verdict:
     rounds = factors.view.rounds
     if factors.batch_size is None and rounds is not None:
         reason = (
-            f"{len(rounds)} rounds of {rounds.width} neurons show no end of the samples, which does not "
-            f"tell whether data leaks. Likely causes: {smaller} samples or more (give more rounds), "
-            "augmentation or changing clients, so that every round has other data, or noise"
+            f"{len(rounds)} rounds of {rounds.width} neurons show no end of the samples, which does "
+            f"not tell whether data leaks. Likely causes: {smaller} samples or more (give more "
+            "rounds), augmentation or changing clients, so that every round has other data, or noise"
         )
         return _cannot_tell(Cause.NO_GAP, reason)
     if factors.batch_size is None:

@@ -1,16 +1,20 @@
 """Several rounds: the rows of one neuron as a block, and the search for directions by whole blocks.
 
 A sample that is off for a neuron in one round is mostly off in the next. So neuron k gives not R rows
-but a subspace V_k, of the dimension that its R rows have above the noise, and a sample's q is orthogonal
-to V_k for every neuron that it never switches on, a third of all after 20 rounds. Sparse search becomes
-group-sparse search, which is far easier, and needs no signs:
+but a subspace V_k, of the dimension that its R rows have above the noise, and a sample's q is
+orthogonal to V_k for every neuron that it never switches on, a third of all after 20 rounds. Sparse
+search becomes group-sparse search, which is far easier, and needs no signs:
 
     q <- normalise( sum_k P_k^T P_k q * max(0, 1 - shrink / |P_k q|) )
 
-with P_k an orthonormal basis of V_k, in coordinates in which sum_k P_k^T P_k = 1, and |P_k q| in units of
-what a random q has. Signs say nothing as long as more samples are missing than half the neurons (any
-pattern of m signs has some c in more dimensions than that, Cover 1965). Samples that were found are kept
-out by searching the complement of their q: c ~ q in these coordinates, and c_j . q_i = 0.
+with P_k an orthonormal basis of V_k, in coordinates in which sum_k P_k^T P_k = 1, and |P_k q| in units
+of what a random q has. Signs say little as long as more samples are missing than half the neurons (any
+pattern of m signs has some c in more dimensions than that, Cover 1965). Samples that were found are
+kept out by searching where c_i . q = 0 for their c_i: read from signs or, while these say little, taken
+to be c ~ q, which nearly holds in these coordinates.
+
+What blocks leave free together, two samples that switch on the same neurons, is told apart by rows: in
+some rounds one is off and the other is not.
 """
 
 from __future__ import annotations
@@ -65,8 +69,10 @@ class Blocks:
             return None
         side, live = factors.outputs, factors.live_rows
         neurons = rounds.neurons[live]
-        parts, block, of_row = [], [], torch.full_like(neurons, -1)
-        for k in neurons.unique().tolist():
+        parts: list[Tensor] = []
+        block: list[Tensor] = []
+        of_row = torch.full_like(neurons, -1)
+        for k in range(rounds.width):
             rows = (neurons == k).nonzero().flatten()
             _, s, Vt = torch.linalg.svd(side.basis[rows], full_matrices=False)
             above = Vt[s > _ABOVE_NOISE * side.zero]  # noise is even in these coordinates
@@ -124,6 +130,7 @@ def search_blocks(
     blocks: Blocks,
     found: Tensor,
     free: Tensor,
+    *,
     starts: int,
     generator: torch.Generator,
     watch: Watch,
@@ -172,7 +179,9 @@ def _shrunk(blocks: Blocks, basis: Tensor, q: Tensor, steps: int) -> Tensor:
     for _ in range(steps):
         values = basis @ q  # (t, k)
         sizes = blocks.sizes(values).clamp_min_(1e-12)
-        level = _SHRINK * sizes.square().mean(0).sqrt_()  # what is left to find may be small all over
+        level = (
+            _SHRINK * sizes.square().mean(0).sqrt_()
+        )  # what is left to find may be small all over
         q = unit(back @ values.mul_((1 - level / sizes).clamp_min_(0)[blocks.block]), 0)
     return q
 
@@ -209,7 +218,8 @@ def _kernel(side: Side, rows: Tensor) -> Tensor:
     R = torch.linalg.qr(A, mode="r").R if len(A) > b else A
     _, s, Vt = torch.linalg.svd(R, full_matrices=True)
     dimension = b - int((s > side.free).sum())
-    return Vt[b - dimension :].T if dimension <= _LARGEST_KERNEL else Vt[:0].T
+    kernel: Tensor = Vt[b - dimension :].T if dimension <= _LARGEST_KERNEL else Vt[:0].T
+    return kernel
 
 
 def _sparsest(side: Side, kernel: Tensor, rows: Tensor) -> Tensor:
@@ -235,7 +245,8 @@ def _sparsest(side: Side, kernel: Tensor, rows: Tensor) -> Tensor:
             break
         if all(float((vectors[i] @ vectors[j]).abs()) < _SAME_IN_KERNEL for j in chosen):
             chosen.append(i)
-    return kernel @ vectors[chosen].T
+    directions: Tensor = kernel @ vectors[chosen].T
+    return directions
 
 
 def _sharpened(blocks: Blocks, q: Tensor, sizes: Tensor) -> Tensor:

@@ -120,7 +120,8 @@ class CascadeFinder:
             return
         side = factors.outputs
         pool = CandidatePool(side, threshold=factors.b / side.size, watch=watch)
-        if factors.has_weak_sample and factors.view.rounds is None:  # faint samples make white rows noisy; estimates allow for that
+        weak = factors.has_weak_sample and factors.view.rounds is None
+        if weak:  # faint samples make white rows noisy; estimates allow for that
             for found in self._estimates(factors, generator, watch):
                 pool.keep(found, found.redundancy > 0)
             yield pool.snapshot(reserve=False)
@@ -154,7 +155,9 @@ class CascadeFinder:
         while missing.missing and not watch.expired:
             left = missing.missing
             if blocks is not None and _by_blocks(blocks, left, idle) and idle < self.patience:
-                grown = _block_round(pool, blocks, missing, idle, generator, watch)
+                grown = _block_round(
+                    pool, blocks, missing, idle=idle, generator=generator, watch=watch
+                )
             elif idle < self.patience:
                 grown = self._round(pool, balance(missing), idle, generator, watch)
             elif idle == self.patience and _span_cluster(pool, whole, watch):
@@ -269,6 +272,7 @@ def _block_round(
     pool: CandidatePool,
     blocks: Blocks,
     missing: DualProblem,
+    *,
     idle: int,
     generator: torch.Generator,
     watch: Watch,
@@ -278,7 +282,14 @@ def _block_round(
     starts = max(128, _BLOCK_STARTS * missing.missing) << min(idle // 2, 3)
     found, _ = pool.overdetermined()
     with watch.stage("seek"):
-        guesses = search_blocks(blocks, found, missing.q_basis.T, starts, generator, watch)
+        guesses = search_blocks(
+            blocks,
+            found,
+            missing.q_basis.T,
+            starts=starts,
+            generator=generator,
+            watch=watch,
+        )
         watch.count("starts", starts)
     with watch.stage("settle"):
         candidates = refine_blocks(blocks, *guesses, watch)
@@ -304,7 +315,8 @@ def _missing(
 
 def _duals(blocks: Blocks, q: Tensor) -> Tensor:
     """c (k, b) of white directions q (k, b), taking c ~ q in the blocks' coordinates."""
-    return torch.linalg.pinv(blocks.here(q)) @ blocks.change
+    duals: Tensor = torch.linalg.pinv(blocks.here(q)) @ blocks.change
+    return duals
 
 
 def _stuck(missing: int, b: int, watch: Watch) -> str:

@@ -260,8 +260,8 @@ def deflate(problem: DualProblem, q: Tensor, c: Tensor) -> DualProblem:
 _PRIOR_WIDTH = 1.0  # how far c may be from q when read from a pattern, relative to |q|
 # Softness of the signs, from coarse to fine, in units of a typical preactivation.
 _SOFTNESS = (0.3, 0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02)
-# Rows of many rounds leave c hardly any room. At b = 200, m = 100, 20 rounds and 20 missing samples, what
-# is left after them holds the missing q to a cosine of 0.99 instead of 0.81.
+# Rows of many rounds leave c hardly any room. At b = 200, m = 100, 20 rounds and 20 missing samples,
+# what is left after them holds the missing q to a cosine of 0.99 instead of 0.81.
 _SHARPER = (0.01, 0.01, 0.01, 0.005, 0.005, 0.005, 0.002, 0.002, 0.002)
 _PRIOR_WIDTH_ROUNDS = 4.0
 _HALVINGS = 6  # of a Newton step that overshoots

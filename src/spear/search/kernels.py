@@ -171,7 +171,7 @@ def certain_zeros(side: Side, zeros: Tensor) -> Tensor:
     if side.round_of_row is None:
         return zeros
     sure = zeros.to(side.basis)
-    for each in side.round_of_row.unique():
+    for each in range(int(side.round_of_row.max()) + 1):
         rows = side.round_of_row == each
         absent = zeros[:, rows].all(1)
         sure[:, rows] = torch.where(absent[:, None], 0.5, sure[:, rows])

@@ -84,10 +84,10 @@ class LayerUpdate:
             )
         return dataclasses.replace(self, model=model, traced=trace(model))
 
-    def only_rounds(self, chosen: list[int], why: str) -> LayerUpdate:
-        """Some of the rounds of a combined view, by index; the others are left out for a reason."""
+    def without_rounds(self, dropped: list[int], why: str) -> LayerUpdate:
+        """A combined view without some of its rounds, by index."""
         assert self.rounds is not None
-        rounds, rows = self.rounds.only(chosen, why)
+        rounds, rows = self.rounds.without(dropped, why)
         parts = {
             name: getattr(self, name)[rows]
             for name in ("weight", "bias", "weight_grad", "bias_grad")

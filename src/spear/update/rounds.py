@@ -30,7 +30,9 @@ class Round:
     precision: torch.dtype  # the coarser of weight and bias gradient
     samples: int | None  # if it was told
     grid: torch.dtype | None  # the half precision that its gradients fit, if there is one
-    rounding: float = 0.0  # of weights that were subtracted, over the learning rate, per unit of weight
+    rounding: float = (
+        0.0  # of weights that were subtracted, over the learning rate, per unit of weight
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +41,11 @@ class Rounds:
 
     each: tuple[Round, ...]
     basis: Tensor = field(repr=False)  # (k, n), orthonormal rows: inputs are coordinates @ basis
-    outside: Tensor = field(repr=False)  # (R m,) length of each row of the gradient outside the basis
+    outside: Tensor = field(
+        repr=False
+    )  # (R m,) length of each row of the gradient outside the basis
     weight_lengths: Tensor = field(repr=False)  # (R m,) of whole rows of the weights
+    batch_size: int | None  # samples in all rounds together; None where the spectrum shows no gap
     live_columns: Tensor = field(repr=False)  # (n,) bool: inputs with any gradient
     ignored_columns: bool  # is there an input with a gradient that every weight ignores?
     precision: torch.dtype  # the finest of all rounds' gradients
@@ -51,18 +56,21 @@ class Rounds:
     @property
     def width(self) -> int:
         """Neurons of the layer."""
-        return self.each[0].rows.stop - self.each[0].rows.start
+        rows = self.each[0].rows
+        return int(rows.stop - rows.start)
+
+    def live_neurons(self, live_rows: Tensor) -> int:
+        """How many neurons have a live row (R m,) in some round."""
+        return int(live_rows.view(len(self.each), self.width).any(0).sum())
 
     @property
     def neurons(self) -> Tensor:
         """(R m,): which neuron each row belongs to."""
         return torch.arange(len(self.each) * self.width, device=self.basis.device) % self.width
 
-    def only(self, chosen: list[int], why: str) -> tuple[Rounds, Tensor]:
-        """Some of the rounds, by index, and the rows (k,) of the stacked layer they have.
-
-        The others are left out, for the reason given.
-        """
+    def without(self, dropped: list[int], why: str) -> tuple[Rounds, Tensor]:
+        """All but some of the rounds, by index, and the rows (k,) of the stacked layer they have."""
+        chosen = [i for i in range(len(self.each)) if i not in dropped]
         everything = torch.arange(len(self.each) * self.width, device=self.basis.device)
         rows = torch.cat([everything[self.each[i].rows] for i in chosen])
         starts = range(0, len(chosen) * self.width, self.width)
@@ -70,8 +78,7 @@ class Rounds:
             dataclasses.replace(self.each[i], rows=slice(start, start + self.width))
             for i, start in zip(chosen, starts, strict=True)
         )
-        dropped = [r.number for i, r in enumerate(self.each) if i not in chosen]
-        words = tuple(f"round {number} is left out: {why}" for number in dropped)
+        words = tuple(f"round {self.each[i].number} is left out: {why}" for i in dropped)
         fewer = dataclasses.replace(
             self,
             each=each,
