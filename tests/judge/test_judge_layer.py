@@ -81,7 +81,7 @@ def test_errors_after_rounding_to_the_grid_of_the_inputs(steps):
     """Inputs are floats: an error of less than half a step vanishes when they are rounded again."""
     X = (1 + torch.rand(1, 512, generator=seeded(0))).double()  # in [1, 2): one step
     error = torch.tensor([steps * torch.finfo(torch.float32).eps], dtype=torch.float64)
-    factors = SimpleNamespace(view=SimpleNamespace(weight_grad=torch.zeros(1)))
+    factors = SimpleNamespace(view=SimpleNamespace(input_precision=torch.float32))
     predicted = float(layer._after_rounding(factors, X, error))
     noise = torch.randn(400, 512, generator=seeded(1)).double()
     actual = float(((X + error * noise).float().double() - X).square().mean().sqrt())

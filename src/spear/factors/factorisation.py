@@ -354,15 +354,19 @@ def factorise(view: LayerUpdate) -> Factors:
         s, U, outside = seen.values, seen.left[live_rows], seen.outside
     else:
         U, s = left_factor(G, live_rows)
+        shown = len(s)
         beyond = _beyond_basis(view, live_rows)  # (m,)
-        s = with_unseen(s, float(beyond.square().sum()), min(m, n))
-        b = batch_size_from(s, m, n, eps) if view.rounds is None else view.rounds.batch_size
+        if view.rounds is None:
+            b = batch_size_from(s, m, n, eps)
+        else:
+            b = view.rounds.batch_size
+            s = with_unseen(s, float(beyond.square().sum()), min(m, n))
         if view.relu == "before" and b is not None and b >= view.outputs - 1:
             b = None  # an output layer's gradients sum to zero over classes, as for a larger batch
         if b is None and _fills_the_inputs(view, U, live_rows, n):
             b = n
         rank = b if b is not None else rank_without_gap(s, eps)
-        outside = (U[:, rank:] * s[rank : U.shape[1]]).norm(dim=1).hypot(beyond)
+        outside = (U[:, rank:] * s[rank:shown]).norm(dim=1).hypot(beyond)
     left = U.new_zeros(view.outputs, rank)
     left[live_rows] = U[:, :rank]
     noise, loudest = _noise(s, outside, rank, m, n)

@@ -63,7 +63,8 @@ _MAX_SAMPLES_PER_ROW = 0.8  # per live row: beyond, none can have enough zeros, 
 _NEGATIVE_SHARE_USED = 0.7  # of the rows with a negative sign, the most negative ones
 _MOST_DIRECTIONS = 20  # overdetermined ones per sample: so many are mixes, and more help no one
 _BLOCK_STARTS = 2  # per missing sample: nearly all of them end near a sample
-_ZEROS_OF_ITS_OWN = 10  # that tell a sample from its nearest: a mix has three or four, by accident
+_CANCELS = 1e-4  # how near a row comes to zero in some mix of two samples, for the smallest rows
+_BY_ACCIDENT = 1e-3  # how many mixes may pass for samples
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
 
 
@@ -176,7 +177,7 @@ class CascadeFinder:
             idle += 1
             if grown:
                 if blocks is not None:
-                    pool.drop_mixes(_ZEROS_OF_ITS_OWN)
+                    pool.drop_mixes(_zeros_of_its_own(len(side.white)))
                 yield pool.snapshot(reserve=False)
                 with watch.stage("read"):
                     missing = _missing(whole, pool, blocks, watch)
@@ -259,6 +260,18 @@ def _sample(
         candidates, count = kernels(pool.side, b - 1, generator, draw)
         watch.count("submatrices", count)
         return pool.add(candidates[: _MOST_DIRECTIONS * b])
+
+
+def _zeros_of_its_own(rows: int) -> int:
+    """How many zeros tell a sample from a mix that holds its nearest.
+
+    Where two samples are on, half of the rows, each row vanishes in one mix of them. That k rows do in
+    the same mix, to what noise can tell, happens rows^k / k! * chance^(k - 1) times.
+    """
+    on, count = rows / 2, 2
+    while on**count / math.factorial(count) * _CANCELS ** (count - 1) > _BY_ACCIDENT:
+        count += 1
+    return count
 
 
 def _by_blocks(blocks: Blocks, missing: int, idle: int) -> bool:
