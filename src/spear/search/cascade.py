@@ -132,6 +132,13 @@ class CascadeFinder:
                 repaired = pool.add(directions_from_signs(factors, pool.snapshot()))
             if repaired:
                 yield pool.snapshot()
+        elif factors.view.rounds is not None and not watch.expired:
+            with watch.stage("repair"):  # a direction that few rows gave is not exact in the others
+                again = CandidatePool(side, threshold=pool.threshold, watch=watch)
+                sharper = again.rounded(directions_from_signs(factors, pool.snapshot()))
+                again.keep(sharper, sharper.redundancy > 0)
+            if again.complete:
+                yield again.snapshot()
 
     def _estimates(
         self, factors: Factors, generator: torch.Generator, watch: Watch

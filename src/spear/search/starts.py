@@ -117,6 +117,7 @@ def distinct(q: Tensor, score: Tensor, limit: int) -> Tensor:
 
 
 _SURPLUS = 1.25  # rows to solve a kernel from, relative to b: more make it well conditioned
+_SURE_SHARE = 0.7  # of the rows whose sign says off, over several rounds
 _PASSES = 6
 _SHARP_RIDGE = 0.1  # an exact pattern needs less prior than a guess
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
@@ -150,7 +151,10 @@ def _refine(side: Side, c_basis: Tensor, signs: SignRegression, q: Tensor, score
     U = unit(side.white) * b**0.5  # rows of one size
     # The most that noise makes of a row, in units of its size.
     noise = side.zero * math.sqrt(rows) / float(side.scales[-1])
-    extra = torch.full((q.shape[1],), min(rows, math.ceil(_SURPLUS * b) + 2), device=q.device)
+    few = min(rows, math.ceil(_SURPLUS * b) + 2)
+    extra = torch.full((q.shape[1],), few, device=q.device)
+    if side.round_of_row is not None:  # the lowest rows are those of few neurons, over and over
+        extra = ((score < 0).sum(0) * _SURE_SHARE).long().clamp_min(few)
     kept = torch.zeros_like(score, dtype=torch.bool)  # zeros so far that leave a direction free
     done = torch.zeros_like(extra, dtype=torch.bool)
     for _ in range(_PASSES):
@@ -169,6 +173,7 @@ def _refine(side: Side, c_basis: Tensor, signs: SignRegression, q: Tensor, score
         kept[:, i] |= zeros & clean & free
         extra[i] = torch.where(clean & free, 2 + b // 8, extra[i])
         extra[i] = torch.where(fallback, (extra[i] // 3).clamp_min(2), extra[i])
+        extra[i] = torch.where(clean | fallback, extra[i], few)
         q[:, i] = torch.where(fallback, q[:, i], kernel)
         size = (U @ q[:, i]).abs()
         size = size / size.square().mean(0).sqrt()
