@@ -146,7 +146,9 @@ def of_no_samples(factors: Factors, ended: SearchSummary) -> Verdict:
     """Fewer than b directions, from which no input could be read."""
     if ended.end.cause is not None:
         cause, next_step = ended.end.cause, _SEARCH_AGAIN[ended.end]
-    elif int(factors.live_rows.sum()) >= ROWS_PER_SAMPLE * factors.b:
+    elif (
+        factors.view.rounds is None and int(factors.live_rows.sum()) >= ROWS_PER_SAMPLE * factors.b
+    ):
         cause, next_step = Cause.UNFIT, _NOT_AS_SAID
     else:
         cause, next_step = Cause.NARROW, _too_narrow(factors)
@@ -198,9 +200,9 @@ def _too_narrow(factors: Factors) -> str:
             f"more would do"
         )
     return (
-        "The zeros of these rounds should be enough, so likely causes are samples that are nearly "
-        "alike, or rounds of other data: more rounds tell samples apart that switch on nearly the same "
-        "neurons"
+        "These rounds should hold enough zeros. Likely causes: samples that are nearly alike, weights "
+        "that hardly move or that change most signs in a round, or rounds of other data. More rounds may "
+        "help"
     )
 
 

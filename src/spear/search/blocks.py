@@ -35,9 +35,13 @@ from spear.tolerances import UNDECIDED
 _SWEEPS = 5  # of Tyler's scatter for subspaces
 # Of the zero level: a direction of a block this far above it is known to 1/15, and weaker ones mislead.
 _ABOVE_NOISE = 3.0
-_SHRINK = 0.3  # in units of a random q's size; 0.5 finds a third fewer at b = 3 m
+# In units of a random q's size, for one start after the other. 0.3 hits most often (at b = 3 m in 0.9 of
+# the starts, 0.5 in 0.6), but then the same few samples: where weights hardly move (learning rate
+# 0.001), these four together find three times as many.
+_SHRINK = (0.3, 0.5, 0.7, 0.9)
+_NEARLY_ZERO = 0.3
 _STEPS = 160
-_FREE_STEPS = 40  # of those, outside the complement of what was found
+_FREE_STEPS = 10  # of those, outside the complement of what was found
 # Sizes at which a block counts as half zero, from a guess (0.1) to a kernel; sizes of blocks that are
 # off were below 0.25 after the search, and fell to 1e-5 (benchmarks/rounds.py).
 _SOFTNESS = (0.1, 0.03, 0.01, 0.001)
@@ -155,7 +159,7 @@ def search_blocks(
     pieces = [(some,) for some in torch.split(q, piece_length(starts, work), 1)]
     parts = watch.map(_descend, (blocks, free), pieces, multiplications=work)
     q, sizes = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-    nearly_zero = -sizes.clamp_max(_SHRINK).sum(0)
+    nearly_zero = -sizes.clamp_max(_NEARLY_ZERO).sum(0)
     new = distinct(q, nearly_zero, 2 * free.shape[1] + 8)
     if known.shape[1]:
         new = new[(known.T @ q[:, new]).abs().amax(0) < _SAME_COSINE]
@@ -176,12 +180,11 @@ def _descend(blocks: Blocks, free: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
 
 def _shrunk(blocks: Blocks, basis: Tensor, q: Tensor, steps: int) -> Tensor:
     back, q = basis.T.contiguous(), unit(q, 0)
+    shrink = q.new_tensor(_SHRINK).repeat(-(-q.shape[1] // len(_SHRINK)))[: q.shape[1]]  # (k,)
     for _ in range(steps):
         values = basis @ q  # (t, k)
         sizes = blocks.sizes(values).clamp_min_(1e-12)
-        level = (
-            _SHRINK * sizes.square().mean(0).sqrt_()
-        )  # what is left to find may be small all over
+        level = shrink * sizes.square().mean(0).sqrt_()  # what is missing may be small all over
         q = unit(back @ values.mul_((1 - level / sizes).clamp_min_(0)[blocks.block]), 0)
     return q
 

@@ -283,7 +283,7 @@ def _zeros_of_its_own(rows: int) -> int:
 
 def _by_blocks(blocks: Blocks, missing: int, idle: int) -> bool:
     """Blocks while signs say nothing, rows and signs for the last; both in turn if stuck."""
-    if 2 * missing > blocks.count:
+    if missing > blocks.count:
         return True
     return (ROWS_PER_SAMPLE * missing > blocks.count) == (idle % 2 == 0)
 
@@ -326,7 +326,7 @@ def _missing(
     if len(q) > whole.missing and blocks is not None:
         chosen = sparsest_independent(q.T, off.sum(1).double())
         q, off = q[chosen], off[chosen]
-    if blocks is None or 2 * (whole.missing - len(q)) <= blocks.count:
+    if blocks is None or whole.missing - len(q) <= blocks.count:
         if blocks is None:
             return deflate(whole, *consistent_samples(whole, q, off, watch=watch))
         return deflate(whole, q, read_samples(whole, q, certain_zeros(pool.side, off), watch)[0])
