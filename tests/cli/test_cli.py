@@ -36,6 +36,37 @@ def test_the_demo_recovers_photos_and_writes_a_picture_and_a_page(tmp_path):
     assert "://" not in page
 
 
+def test_the_demo_of_one_round_says_nothing_of_rounds(tmp_path):
+    done = spear("demo", *SMALL, "--out", str(tmp_path))
+    assert "A client computes one gradient on 6 private photos (16 x 16, 3-layer" in done.stdout
+    assert "The server sees the model and the gradient, nothing else." in done.stdout
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "What one gradient gave away" in page
+    assert "The attack saw the model and one FedSGD gradient, nothing else" in page
+
+
+def test_the_demo_of_several_rounds_recovers_more_photos_than_neurons(tmp_path):
+    several = ["demo", "--rounds", "12", "-b", "44", "-m", "40", "--pixels", "16"]
+    done = spear(*several, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = " ".join(done.stdout.split())
+    assert "one gradient per round on 44 private photos for 12 rounds (16 x 16, 6-layer" in told
+    assert "The server sees the model and the gradient of each round, nothing else." in told
+    assert "EXACT: all 44 samples that show were recovered, proved by replay" in told
+    assert "rounds of search" in told
+    shown = cells(done)  # too many photos for a line each
+    assert {name: value for name, value in shown.items() if "PSNR" not in name} == {
+        "recovered": "44 of 44",
+        "certified": "44 of 44",
+        "labels right": "44 of 44",
+    }
+    assert float(shown["median PSNR (dB)"]) >= float(shown["worst PSNR (dB)"]) > 80
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "What 12 rounds gave away" in page
+    assert page.count("data:image/png;base64,") == 88
+    assert "--rounds 12" in page
+
+
 def test_the_demo_says_when_it_fails(tmp_path):
     done = spear(
         "demo",
@@ -63,6 +94,12 @@ def test_the_demo_says_when_it_fails(tmp_path):
     [
         (["demo", "-b", "0"], "expected --samples >= 1"),
         (["demo", *SMALL, "--finder", "luck"], "expected --finder to be one of"),
+        (["demo", "--rounds", "0"], "expected --rounds >= 1, got 0"),
+        (["demo", "--rounds", "1001"], "expected --rounds <= 1,000, got 1,001"),
+        (
+            ["demo", "--rounds", "300"],
+            "expected --rounds times --width <= 100,000, got 300 times 400",
+        ),
         (["theory", "-b", "10", "--p", "1e-12"], "use --p-fr below"),
         (["theory", "-b", "200", "-m", "100"], "b = 200 and m = 100; larger ones need --rounds"),
         (["theory", "--rounds", "1"], "expected --rounds from 2 to 1,000,000, got 1"),
@@ -132,6 +169,18 @@ def test_uncertified_samples_are_left_grey():
     assert run.picture() != run_demo(DemoSettings(samples=2, width=60, depth=2, pixels=8)).picture()
 
 
+def test_a_picture_of_many_photos_is_no_strip():
+    few, many = torch.zeros(12, 3, 32, 32), torch.zeros(200, 3, 32, 32)
+    assert size_of(side_by_side(few, few, "x")) == (10 * 70 + 22, 2 * 206)
+    assert size_of(side_by_side(many, many, "x", 25)) == (25 * 70 + 22, 8 * 206)
+    large = torch.zeros(50, 3, 64, 64)
+    assert size_of(side_by_side(large, large, "x", 25))[0] == 25 * 70 + 22  # not enlarged
+
+
+def size_of(png):
+    return tuple(int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+
+
 def test_pictures_take_any_values():
     wild = torch.tensor([[[-1.0, 2.0], [float("nan"), 0.5]]])
     assert png(wild, scale=3).startswith(b"\x89PNG")
@@ -143,6 +192,8 @@ def test_pictures_take_any_values():
 def test_demo_settings_are_checked():
     with pytest.raises(InvalidOption, match="depth >= 2"):
         DemoSettings(depth=1)
+    with pytest.raises(InvalidOption, match="rounds >= 1, got -3"):
+        DemoSettings(rounds=-3)
 
 
 def test_bench_measures_and_draws(tmp_path, data_root):

@@ -36,6 +36,20 @@ def test_photo_crops_are_disjoint_and_repeatable():
     assert 0 <= float(crops.min()) < float(crops.max()) <= 1
 
 
+def test_photo_crops_may_leave_out_what_is_nearly_alike():
+    pytest.importorskip("skimage", reason="needs the cli extra")
+    cosines = []
+    for most_alike in (None, 0.8):
+        crops, names = photo_crops(60, 16, most_alike=most_alike)
+        assert len(set(names)) == 60
+        about_grey = torch.nn.functional.normalize(crops.flatten(1) - 0.5)
+        cosines.append(float((about_grey @ about_grey.T - 2 * torch.eye(60)).max()))
+    assert cosines[0] > 0.9
+    assert cosines[1] <= 0.8 + 1e-6
+    with pytest.raises(InvalidOption, match="pixels that are not nearly alike: ask for fewer"):
+        photo_crops(200, 96, most_alike=0.8)
+
+
 def test_photo_crops_have_limits():
     pytest.importorskip("skimage", reason="needs the cli extra")
     with pytest.raises(InvalidOption, match="count >= 1"):

@@ -79,6 +79,8 @@ def check(folder):
         "demo --width 99999999999999999999999",
         "demo --depth 99999999999999999999999",
         "demo --max-seconds -1",
+        "demo --rounds -1",
+        "demo --rounds 99999999999999999999999",
         "bench svhn:1x1",
         "reproduce nothing",
         "data --data nowhere",

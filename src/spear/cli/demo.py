@@ -1,8 +1,9 @@
-"""`spear demo`: real photos out of one gradient."""
+"""`spear demo`: real photos out of one gradient, or out of those of several rounds."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,12 +17,22 @@ if TYPE_CHECKING:
 
 console = PlainConsole()
 
+_FEW = 40  # photos that have a line each
+_PIXELS, _PIXELS_OVER_ROUNDS = 64, 32  # the photos have fewer large crops that are not nearly alike
+
 
 def demo(
     samples: Annotated[int, typer.Option("--samples", "-b", help="Photos in the batch.")] = 20,
     width: Annotated[int, typer.Option("--width", "-m", help="Width of the layers.")] = 400,
     depth: Annotated[int, typer.Option(help="Linear layers of the network.")] = 6,
-    pixels: Annotated[int, typer.Option(help="Photos are pixels x pixels.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Gradients, with training in between.")] = 1,
+    pixels: Annotated[
+        int | None,
+        typer.Option(
+            help="Photos are pixels x pixels.",
+            show_default=f"{_PIXELS}; {_PIXELS_OVER_ROUNDS} with several rounds",
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of weights, photos and search.")
     ] = 0,
@@ -32,18 +43,26 @@ def demo(
     ),
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
 ) -> None:
-    """Recover real photos from one gradient, and show them beside the originals."""
+    """Recover real photos from one gradient, and show them beside the originals.
+
+    With several rounds, batches larger than the layers come back: --rounds 20 -b 200 -m 100.
+    """
     from spear.cli.progress import progress
     from spear.files import make_private, write_private
     from spear.trials import DemoSettings, run_demo
 
-    settings = DemoSettings(samples, width, depth, pixels, seed, finder, max_seconds)
+    if pixels is None:
+        pixels = _PIXELS if rounds <= 1 else _PIXELS_OVER_ROUNDS
+    settings = DemoSettings(samples, width, depth, pixels, seed, finder, max_seconds, rounds)
     make_private(out)  # a folder that cannot be written to ends it here
     if not quiet:
+        several = rounds > 1
         console.print(
-            f"A client computes one gradient on [b]{samples}[/b] private photos "
+            f"A client computes one gradient {'per round ' if several else ''}on [b]{samples}[/b] "
+            f"private photos {f'for [b]{rounds}[/b] rounds ' if several else ''}"
             f"({pixels} x {pixels}, {depth}-layer ReLU network of width {width}).\n"
-            "The server sees the model and the gradient, nothing else."
+            f"The server sees the model and the gradient{' of each round' if several else ''}, "
+            "nothing else."
         )
     with progress(console, quiet) as show:
         run = run_demo(settings, show)
@@ -59,7 +78,9 @@ def demo(
 
 def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
 
-    if not quiet and len(run.recovered):
+    if not quiet and len(run.recovered) > _FEW:
+        console.print(_summary(run))
+    elif not quiet and len(run.recovered):
         table = Table("photo", "PSNR (dB)", "certified", "label", "label found")
         for row in run.samples():
             found = row["found_label"]
@@ -74,6 +95,8 @@ def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
     colour = "green" if run.result.outcome.name == "EXACT" else "red"
     stats = run.result.stats
     work = f"{int(stats.get('rounds', 0))} rounds"
+    if run.settings.rounds > 1:
+        work += " of search"
     if stats.get("submatrices"):
         work = f"{int(stats['submatrices']):,} submatrices"
     console.print(
@@ -84,3 +107,17 @@ def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
     if len(run.recovered):
         files = f"picture: {out / 'recovered.png'}\npage:    {out / 'report.html'}"
         console.print(escape(files), soft_wrap=True)
+
+
+def _summary(run: DemoRun) -> Table:
+    """Many photos in a few lines."""
+    rows, of = run.samples(), f"of {len(run.names)}"
+    decibels = [float(str(row["psnr"])) for row in rows]
+    right = sum(row["label"] == row["found_label"] for row in rows)
+    table = Table("photos", str(len(run.names)))
+    table.add_row("recovered", f"{len(rows)} {of}")
+    table.add_row("certified", f"{sum(bool(row['certified']) for row in rows)} {of}")
+    table.add_row("labels right", f"{right} {of}")
+    table.add_row("worst PSNR (dB)", f"{min(decibels):.1f}")
+    table.add_row("median PSNR (dB)", f"{median(decibels):.1f}")
+    return table

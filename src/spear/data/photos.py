@@ -28,8 +28,18 @@ PHOTOS = (
 Crop = tuple[str, Any, tuple[int, int, int, int]]  # photo, image, box
 
 
-def photo_crops(count: int, size: int = 64, seed: int = 0) -> tuple[Tensor, list[str]]:
-    """`count` disjoint square crops, (count, 3, size, size) in [0, 1], and a name for each."""
+def photo_crops(
+    count: int, size: int = 64, seed: int = 0, *, most_alike: float | None = None
+) -> tuple[Tensor, list[str]]:
+    """`count` disjoint square crops, (count, 3, size, size) in [0, 1], and a name for each.
+
+    Args:
+        count: how many.
+        size: pixels of an edge.
+        seed: which ones; 0 has those with most to see.
+        most_alike: leaves out a crop whose cosine with one chosen before is larger (pixels about mid
+            grey), such as one more piece of night sky.
+    """
     try:
         from PIL import Image
         from skimage import data
@@ -51,14 +61,19 @@ def photo_crops(count: int, size: int = 64, seed: int = 0) -> tuple[Tensor, list
                 for left in range(0, image.width - edge + 1, edge):
                     crops.append((name, image, (left, top, left + edge, top + edge)))
         if len(crops) >= count:
-            break
+            chosen = _one_of_each_first(crops, seed)
+            if most_alike is not None:
+                chosen = _unlike(chosen, most_alike, count)
+            if len(chosen) >= count:
+                break
         if not crops:
+            unlike = "" if most_alike is None else " that are not nearly alike"
             raise InvalidOption(
-                f"the photos are too small for {count} crops of {size} x {size} pixels: ask for "
-                "fewer or smaller ones"
+                f"the photos are too small for {count} crops of {size} x {size} pixels{unlike}: ask "
+                "for fewer or smaller ones"
             )
         splits += 1
-    chosen = _one_of_each_first(crops, seed)[:count]
+    chosen = chosen[:count]
     tiles = [
         torch.frombuffer(
             bytearray(image.crop(box).resize((size, size)).tobytes()), dtype=torch.uint8
@@ -88,8 +103,28 @@ def _one_of_each_first(crops: list[Crop], seed: int) -> list[Crop]:
     return [crop for _, _, crop in sorted(rounds, key=lambda entry: entry[:2])]
 
 
+def _unlike(crops: list[Crop], most_alike: float, count: int) -> list[Crop]:
+    """The first `count` crops, without those that are nearly like an earlier one."""
+    chosen: list[Crop] = []
+    directions = torch.zeros(0, 768, dtype=torch.float64)  # (k, 768), of unit length
+    for crop in crops:
+        about_grey = _thumbnail(crop).flatten() - 127.5
+        direction = about_grey / about_grey.norm()
+        if bool((directions @ direction <= most_alike).all()):
+            chosen.append(crop)
+            directions = torch.cat([directions, direction[None]])
+        if len(chosen) == count:
+            break
+    return chosen
+
+
 def _contrast(crop: Crop) -> float:
+    return float(_thumbnail(crop).std(0).sum())
+
+
+def _thumbnail(crop: Crop) -> Tensor:
+    """(256, 3), from 0 to 255."""
     _, image, box = crop
     thumbnail = image.crop(box).resize((16, 16))
-    pixels = torch.frombuffer(bytearray(thumbnail.tobytes()), dtype=torch.uint8).view(256, 3)
-    return float(pixels.double().std(0).sum())
+    pixels = torch.frombuffer(bytearray(thumbnail.tobytes()), dtype=torch.uint8)
+    return pixels.view(256, 3).double()

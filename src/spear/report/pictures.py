@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 _GAP, _MARGIN, _TEXT = 6, 14, 22
+_WIDE = 1920  # pixels of a row of tiles: beyond, small ones are not enlarged
 _INK, _PAPER = (32, 33, 36), (255, 255, 255)
 
 
@@ -34,8 +35,8 @@ def side_by_side(originals: Tensor, recovered: Tensor, caption: str, columns: in
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise MissingExtra("Pillow", "cli") from error
-    tile = 2 * originals.shape[-1] if originals.shape[-1] < 96 else originals.shape[-1]
-    columns = min(columns, len(originals))
+    edge, columns = originals.shape[-1], min(columns, len(originals))
+    tile = 2 * edge if edge < 96 and 2 * edge * columns < _WIDE else edge
     bands = -(-len(originals) // columns)
     band = 2 * (_TEXT + tile) + _GAP + 2 * _MARGIN
     width = 2 * _MARGIN + columns * (tile + _GAP) - _GAP

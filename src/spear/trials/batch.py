@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -33,6 +34,16 @@ class Batch:
     def view(self) -> LayerUpdate:
         """The attackable layer in a FedSGD update, as the server sees it."""
         return observe(self.model, fedsgd(self.model, self.inputs, self.labels))
+
+    def views(self, rounds: int, lr: float) -> Iterator[LayerUpdate]:
+        """The same in each of several rounds; in between, the server takes a step of SGD with it."""
+        model = copy.deepcopy(self.model)
+        for _ in range(rounds):
+            gradients = fedsgd(model, self.inputs, self.labels)
+            yield observe(model, gradients)
+            with torch.no_grad():
+                for name, gradient in gradients.items():
+                    model.get_parameter(name).sub_(gradient, alpha=lr)
 
     def pixels(self, inputs: Tensor) -> Tensor:
         """Inputs (k, n) as images (k, C, H, W) in [0, 1], float64, not clipped."""
