@@ -201,8 +201,8 @@ def _too_narrow(factors: Factors) -> str:
         )
     return (
         "These rounds should hold enough zeros. Likely causes: samples that are nearly alike, weights "
-        "that hardly move or that change most signs in a round, or rounds of other data. More rounds may "
-        "help"
+        "that hardly move or that change most signs in a round, or rounds of other data. More rounds "
+        "may help"
     )
 
 

@@ -35,8 +35,8 @@ from spear.tolerances import UNDECIDED
 _SWEEPS = 5  # of Tyler's scatter for subspaces
 # Of the zero level: a direction of a block this far above it is known to 1/15, and weaker ones mislead.
 _ABOVE_NOISE = 3.0
-# In units of a random q's size, for one start after the other. 0.3 hits most often (at b = 3 m in 0.9 of
-# the starts, 0.5 in 0.6), but then the same few samples: where weights hardly move (learning rate
+# In units of a random q's size, for one start after the other. 0.3 hits most often (at b = 3 m in 0.9
+# of the starts, 0.5 in 0.6), but then the same few samples: where weights hardly move (learning rate
 # 0.001), these four together find three times as many.
 _SHRINK = (0.3, 0.5, 0.7, 0.9)
 _NEARLY_ZERO = 0.3
