@@ -38,7 +38,7 @@ def play(count, x, y, *, net=None, lr=0.5, who=None, sent=None, reduction="mean"
         yield copy.deepcopy(net), [g.clone() for g in grads] if sent is None else sent(r, grads)
         with torch.no_grad():
             for p, g in zip(net.parameters(), grads, strict=True):
-                p -= lr * (g if reduction == "mean" else g / len(x))
+                p.sub_(lr * (g if reduction == "mean" else g / len(x)))
 
 
 def views(rounds):
@@ -196,7 +196,7 @@ def test_inner_layers_only_behind_frozen_ones():
             yield spear.observe(frozen, [None, None, *grads])
             with torch.no_grad():
                 for p, g in zip(trained, grads, strict=True):
-                    p -= 0.1 * g
+                    p.sub_(0.1 * g)
 
     view = spear.combine(inner())
     assert view.rounds is not None

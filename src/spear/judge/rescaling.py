@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from spear.errors import Declined
 from spear.factors import Factors
 from spear.judge.layer import Recovered
-from spear.judge.replay import Loss, Replay, compares_numbers
+from spear.judge.replay import Loss, Replay, compares_numbers, replaying
 from spear.judge.selection import Selection
 from spear.update import SoftRelu, soften
 
@@ -37,6 +37,11 @@ _LENGTH_ERROR = 0.3  # error of a gradient's length, in units of how far its dir
 _LENGTH_SPREAD = 0.3  # of the lengths of ordinary inputs, relative
 _LARGEST_DEVIATION = 2.5  # mean squared deviation up to which weights follow a rule
 _EVIDENCE = 4.0  # squared deviations by which clipping must beat a mean: 2 standard errors
+_SCALE_STEPS = 6  # of Newton's method for the scales of all rounds
+_SCALE_STEP = 1e-3  # relative, for a difference
+_LARGEST_STEP = 0.2  # relative: the bias gradient is not that far off
+_FAR_OFF = 9.0  # in units of the median of squares, from where a number counts half
+_NEAR_A_MEAN = 0.05  # how far the usual weight may be from 1/b or 1 to be taken for it
 _LEVELS = 512  # of clipping that are tried, between the smallest and the largest norm
 
 
@@ -55,12 +60,85 @@ def rescale(factors: Factors, selection: Selection, loss: Loss | None) -> Rescal
         return Declined("the loss has no labels")
     if not factors.protocol.one_step:
         return Declined("the update sums several local steps")
+    if factors.view.rounds is not None:
+        return _over_rounds(Recovered(factors, selection), loss)
     return Replay.attempt(
         Recovered(factors, selection),
         loss,
         relative_error=torch.zeros_like(selection.C[:, 0]),
         use=lambda replay: _Rescaling(factors, selection, replay).run(),
     )
+
+
+def _over_rounds(found: Recovered, loss: Loss | None) -> Rescaled | Declined:
+    """The scale and label with which a sample's gradients of all rounds are nearest the recovered ones.
+
+    Inputs t x go with gradients d / t, so that w g(t x) = d / t has one unknown t for the R m numbers
+    of a sample, and one weight w for all of them: 1/b for a mean, 1 for a sum. Numbers that a hidden
+    neuron on its other side has changed are far off, and count less.
+    """
+    everyone, error = found.b, torch.zeros_like(found.selection.C[:, 0])
+    replays: list[Replay] = []
+    for part in found.parts:
+        if len(part.samples) < everyone:
+            continue  # the weight of a sample is another one there
+        replay = Replay.attempt(found, loss, relative_error=error, use=lambda r: r, part=part)
+        if isinstance(replay, Declined):
+            return replay
+        replays.append(replay)
+    if not replays:
+        return Declined("no round holds all samples")
+    with replaying():
+        labels, fits = _labels_of_all(replays)
+        scale, weight = torch.ones_like(error), 0.0
+        for _ in range(_SCALE_STEPS):
+            here = _gradients(replays, labels, scale)
+            there = _gradients(replays, labels, scale * (1 + _SCALE_STEP))
+            D = torch.cat([replay.D for replay in replays], 1)  # (b, R m)
+            weight = _usual_weight((here * D / scale[:, None]).sum(1) / here.square().sum(1))
+            off = weight * here - D / scale[:, None]
+            moved = weight * there - D / (scale * (1 + _SCALE_STEP))[:, None]
+            slope = (moved - off) / _SCALE_STEP
+            usual = off.square().median(1, keepdim=True).values
+            sure = usual / (usual + off.square() / _FAR_OFF)
+            step = -(sure * off * slope).sum(1) / (sure * slope.square()).sum(1)
+            scale = scale * (1 + step.clamp(-_LARGEST_STEP, _LARGEST_STEP))
+    trusted = fits & (scale - 1).abs().lt(_LARGEST_STEP)
+    scale = torch.where(trusted, scale, torch.ones_like(scale))
+    selection = dataclasses.replace(
+        found.selection, Q=found.selection.Q / scale, C=found.selection.C * scale[:, None]
+    )
+    words = f"scales and labels from the gradients of {len(replays)} rounds"
+    return Rescaled(selection, torch.where(fits, labels, -1), words)
+
+
+def _labels_of_all(replays: list[Replay]) -> tuple[Tensor, Tensor]:
+    """The label (b,) whose gradient points along the recovered one in all rounds, and does it?"""
+    total = torch.stack([_cosines(replay) for replay in replays]).mean(0)  # (b, classes)
+    best = total.max(1)
+    return best.indices, best.values >= _LEAST_COSINE
+
+
+def _cosines(replay: Replay) -> Tensor:
+    """Cosine (b, classes) between every label's gradient and the recovered one."""
+    every = torch.arange(replay.classes, device=replay.Z.device).expand(len(replay.Z), -1)
+    off = torch.cat(
+        [replay.distance(replay.Z, replay.D, some) for some in torch.split(every, 32, 1)], 1
+    )
+    return (1 - off.square()).clamp_min(0).sqrt()
+
+
+def _gradients(replays: list[Replay], labels: Tensor, scale: Tensor) -> Tensor:
+    """dL/dz (b, R m) of every sample in a batch of its own, with inputs this much larger."""
+    each = [replay.single_gradients(replay.scaled(scale), labels) for replay in replays]
+    return torch.cat(each, 1)
+
+
+def _usual_weight(weights: Tensor) -> float:
+    """The weight of a sample: that of a mean or a sum, if it is near either."""
+    usual, b = float(weights.median()), len(weights)
+    near = [w for w in (1 / b, 1.0) if abs(usual / w - 1) <= _NEAR_A_MEAN]
+    return near[0] if near else usual
 
 
 class _Rescaling:

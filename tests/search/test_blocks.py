@@ -1,0 +1,128 @@
+"""The search by blocks: a neuron's rows in all rounds together."""
+
+import pytest
+import torch
+from torch import nn
+
+import spear
+from spear.factors import factorise
+from spear.search.blocks import Blocks, refine_blocks, search_blocks
+from spear.search.candidates import CandidatePool
+from spear.search.cascade import _zeros_of_its_own
+from spear.search.kernels import certain_zeros, unit
+from spear.search.watch import Watch
+from support.planted import gaussian, seeded
+
+B, M, N, R = 30, 24, 90, 10
+
+
+@pytest.fixture(scope="module")
+def rounds():
+    """Factors of ten rounds, and the true white directions (b, b)."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(N, M), nn.ReLU(), nn.Linear(M, M), nn.ReLU(), nn.Linear(M, 5)
+    ).double()
+    x, y = gaussian(B, N).double(), torch.randint(5, (B,), generator=seeded(1))
+    views, columns = [], []
+    for _ in range(R):
+        z = net[0](x)
+        loss = nn.functional.cross_entropy(net[1:](z), y)
+        D, *grads = torch.autograd.grad(loss, [z, *net.parameters()])
+        views.append(spear.observe(net, grads))
+        columns.append(D.T)
+        with torch.no_grad():
+            for p, g in zip(net.parameters(), grads, strict=True):
+                p.sub_(1.0 * g)
+    view = spear.combine(views)
+    factors = factorise(view)
+    assert view.rounds is not None
+    scale = torch.tensor([each.factor for each in view.rounds.each]).double().repeat_interleave(M)
+    D = torch.cat(columns) * scale[:, None]
+    return factors, unit((factors.left.T @ D).T), D
+
+
+def test_one_round_has_no_blocks(rounds):
+    factors, _, _ = rounds
+    net = nn.Sequential(nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3))
+    loss = nn.functional.cross_entropy(net(gaussian(2, 9)), torch.tensor([0, 1]))
+    one = spear.observe(net, torch.autograd.grad(loss, list(net.parameters())))
+    assert Blocks.of(factorise(one)) is None
+    blocks = Blocks.of(factors)
+    assert blocks is not None
+    assert blocks.count == M
+
+
+def test_blocks_are_orthonormal_and_sum_to_one(rounds):
+    factors, _, _ = rounds
+    blocks = Blocks.of(factors)
+    for k in range(blocks.count):
+        P = blocks.basis[blocks.block == k]
+        torch.testing.assert_close(P @ P.T, torch.eye(len(P)).to(P))
+    frame = torch.linalg.eigvalsh(blocks.basis.T @ blocks.basis)
+    assert float(frame.max() / frame.min()) < 1.5
+
+
+def test_a_sample_has_no_size_in_blocks_that_it_never_switches_on(rounds):
+    factors, true, D = rounds
+    blocks = Blocks.of(factors)
+    sizes = blocks.sizes(blocks.basis @ blocks.here(true))  # (count, b)
+    on = (D != 0).view(R, M, B).any(0)
+    assert float(sizes[~on].max()) < 1e-6
+    assert float(sizes[on].median()) > 0.5
+
+
+def test_starts_end_in_samples_and_kernels_are_exact(rounds):
+    factors, true, _ = rounds
+    blocks, nothing = Blocks.of(factors), true[:0]
+    everything = torch.eye(B).double()
+    guesses = search_blocks(
+        blocks, nothing, everything, starts=200, generator=seeded(0), watch=Watch()
+    )
+    near = (blocks.here(true).T @ guesses[0]).abs().amax(0)
+    assert float((near > 0.9).double().mean()) > 0.5
+    found = refine_blocks(blocks, *guesses, Watch())
+    exact = (found @ true.T).abs().amax(1) > 1 - 1e-9
+    assert len(set((found @ true.T).abs().argmax(1)[exact].tolist())) > B // 3
+
+
+def test_what_was_found_is_not_found_again(rounds):
+    factors, true, _ = rounds
+    blocks = Blocks.of(factors)
+    known = true[: B // 2]
+    c = torch.linalg.inv(true).T
+    left = torch.linalg.svd(c[: B // 2], full_matrices=True).Vh[B // 2 :]  # {q : c_i . q = 0}
+    q, _ = search_blocks(blocks, known, left, starts=200, generator=seeded(0), watch=Watch())
+    nearest = (blocks.here(true).T @ q).abs().max(0)
+    new = nearest.indices[nearest.values > 0.9]
+    assert len(new)
+    assert float((new >= B // 2).double().mean()) > 0.9
+
+
+def test_mixes_are_forgotten_once_one_of_their_samples_is_known(rounds):
+    factors, true, D = rounds
+    side = factors.outputs
+    pool = CandidatePool(side, threshold=0.0)
+    mix = unit(true[:1] + true[1:2])
+    zeros = (D == 0)[factors.live_rows]
+    for white, off in ((true[:1], zeros[:, 0]), (mix, zeros[:, 0] & zeros[:, 1])):
+        pool._overdetermined.add(unit(white[0] / side.scales), off, white, 2)
+    pool.drop_mixes(_zeros_of_its_own(len(side.white)))
+    assert len(pool) == 1
+    torch.testing.assert_close(pool.overdetermined()[0], true[:1])
+
+
+def test_more_rows_cancel_by_accident_in_larger_layers():
+    counts = [_zeros_of_its_own(rows) for rows in (100, 1000, 10_000)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
+def test_rounds_without_a_sample_say_nothing_about_its_signs(rounds):
+    factors, _, D = rounds
+    zeros = (D == 0)[factors.live_rows].T.clone()  # (b, rows)
+    absent = factors.outputs.round_of_row == 3
+    zeros[0, absent] = True
+    sure = certain_zeros(factors.outputs, zeros)
+    assert bool((sure[0, absent] == 0.5).all())
+    assert torch.equal(sure[1:], zeros[1:].double())
