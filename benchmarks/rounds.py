@@ -1,6 +1,6 @@
 """Several rounds through layers narrower than the batch: how many batches come back exactly.
 
-    SPEAR_DATA=... OMP_NUM_THREADS=1 python benchmarks/rounds.py ROWS.jsonl [--only NAME] [--from SEED]
+    SPEAR_DATA=... OMP_NUM_THREADS=1 python benchmarks/rounds.py ROWS.jsonl [--only NAME] [--seeds 5]
     python benchmarks/rounds.py ROWS.jsonl --draw
 
 One client, or several whose updates are summed, sends FedSGD updates of the same data round after
@@ -210,6 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("rows", type=Path)
     parser.add_argument("--only", default="")
+    parser.add_argument("--seeds", type=int, default=1000, help="at most so many a setting")
     parser.add_argument("--from", type=int, default=31_000, dest="first")
     parser.add_argument("--draw", action="store_true")
     told = parser.parse_args()
@@ -217,7 +218,7 @@ def main() -> None:
     rows: list[Row] = [json.loads(line) for line in text.splitlines()]
     done = {(row["name"], row["seed"]) for row in rows}
     for setting in SETTINGS if not told.draw else ():
-        for seed in range(told.first, told.first + setting.seeds):
+        for seed in range(told.first, told.first + min(setting.seeds, told.seeds)):
             if (setting.name, seed) not in done and told.only in setting.name:
                 row = measure(setting, seed)
                 rows.append(row)
