@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from spear.factors import Factors, Side
+from spear.search.dual import error_of_duals, solve_definite
 from spear.search.kernels import unit
 from spear.search.parallel import piece_length
 from spear.search.starts import distinct
@@ -35,58 +36,34 @@ from spear.tolerances import UNDECIDED
 _SWEEPS = 5  # of Tyler's scatter for subspaces
 # Of the zero level: a direction of a block this far above it is known to 1/15, and weaker ones mislead.
 _ABOVE_NOISE = 3.0
-# In units of a random q's size, for one start after the other. 0.3 hits most often (at b = 3 m in 0.9
-# of the starts, 0.5 in 0.6), but then the same few samples: where weights hardly move (learning rate
-# 0.001), these four together find three times as many.
-_SHRINK = (0.3, 0.5, 0.7, 0.9)
+# In units of a random q's size, from the first step to the last: strong shrinkage finds the blocks that
+# are on, weak shrinkage leaves them as they are. At b = 2 m and 8 rounds 0.38 and 0.50 of the starts end
+# near a sample, with 0.3 throughout 0.11 and 0.20.
+_SHRINK = (0.9, 0.1)
 _NEARLY_ZERO = 0.3
-_STEPS = 160
-_FREE_STEPS = 10  # of those, outside the complement of what was found
-# Sizes at which a block counts as half zero, from a guess (0.1) to a kernel; sizes of blocks that are
-# off were below 0.25 after the search, and fell to 1e-5 (benchmarks/rounds.py).
-_SOFTNESS = (0.1, 0.03, 0.01, 0.001)
+_STEPS = 150
+_ABOVE_ERROR = 1.3  # times the edge of the error that known samples leave in a block
+_LEAST_ERROR = 1e-8  # of a block's largest squared error
+_ROWS_LEFT = 2  # rows that blocks keep for every dimension that is left
+# Sizes at which a block counts as half zero. Blocks that are off have 0.3 and less after the search, and
+# 1e-5 in the end. In twenty steps from 0.3 to 0.03, two guesses in three reach their sample at b = 2 m
+# and 8 rounds, in ten steps one in two, and with jumps (0.1, 0.03) one in ten.
+_SOFTNESS = (*torch.logspace(-0.5, -1.5, 20).tolist(), 0.01, 0.001)
 _OFF = 1e-3  # a block's size below which all its rows are taken to be off
-_POSSIBLY_OFF = 0.6  # blocks larger than this have no say while a guess is sharpened
-_FEWEST_BLOCKS = 0.3  # share of the blocks that always have a say
 _LARGEST_KERNEL = 8  # dimensions of a kernel of blocks in which samples are told apart by rows
 _DRAWS = 2000  # of d - 1 rows in such a kernel: three in ten rows are off for a sample
 _SPARE_ROWS = 10  # that a direction in a kernel must have, beyond those it was solved for
 _SAME_IN_KERNEL = 1 - 1e-6
+_AT_ONCE = 1 << 22  # entries of the largest tensor: 32 MB in float64
 _SAME_COSINE = 0.97  # |cos| with a direction that was found
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
-    """The rows of each neuron as an orthonormal basis, in balanced coordinates."""
+class Frame:
+    """Blocks of orthonormal rows, in coordinates in which all of them together sum to one."""
 
-    side: Side
-    of_row: Tensor  # (rows,) the block of each row of the side, -1 where it is none
-    basis: Tensor  # (t, b)
+    basis: Tensor  # (t, r)
     block: Tensor  # (t,) which block a row of the basis belongs to
-    change: Tensor  # (b, b): q here = change @ white q, up to scale
-
-    @staticmethod
-    def of(factors: Factors) -> Blocks | None:
-        """The blocks of several rounds; None of one round, whose blocks are single rows."""
-        rounds = factors.view.rounds
-        if rounds is None or len(rounds) < 2:
-            return None
-        side, live = factors.outputs, factors.live_rows
-        neurons = rounds.neurons[live]
-        parts: list[Tensor] = []
-        block: list[Tensor] = []
-        of_row = torch.full_like(neurons, -1)
-        for k in range(rounds.width):
-            rows = (neurons == k).nonzero().flatten()
-            _, s, Vt = torch.linalg.svd(side.basis[rows], full_matrices=False)
-            above = Vt[s > _ABOVE_NOISE * side.zero]  # noise is even in these coordinates
-            if len(above):
-                of_row[rows] = len(parts)
-                block.append(torch.full((len(above),), len(parts), device=neurons.device))
-                parts.append(above / side.scales)  # as functions of a white q
-        if not parts:
-            return None
-        return _balanced(side, of_row, torch.cat(parts), torch.cat(block))
 
     @property
     def count(self) -> int:
@@ -104,6 +81,50 @@ class Blocks:
         squares.index_add_(0, self.block, values.square())
         return squares.sqrt_().div_(self.typical.to(values))
 
+
+@dataclass(frozen=True, eq=False)
+class Blocks(Frame):
+    """The rows of each neuron as an orthonormal basis, in balanced coordinates."""
+
+    side: Side
+    of_row: Tensor  # (rows,) the block of each row of the side, -1 where it is none
+    change: Tensor  # (b, b): q here = change @ white q, up to scale
+
+    @staticmethod
+    def of(factors: Factors) -> Blocks | None:
+        """The blocks of several rounds; None of one round, whose blocks are single rows."""
+        rounds = factors.view.rounds
+        if rounds is None or len(rounds) < 2:
+            return None
+        side, live = factors.outputs, factors.live_rows
+        neurons = rounds.neurons[live]
+        parts: list[Tensor] = []
+        of_row = torch.full_like(neurons, -1)
+        for k in range(rounds.width):
+            rows = (neurons == k).nonzero().flatten()
+            _, s, Vt = torch.linalg.svd(side.basis[rows], full_matrices=False)
+            above = Vt[s > _ABOVE_NOISE * side.zero]  # noise is even in these coordinates
+            if len(above):
+                of_row[rows] = len(parts)
+                parts.append(above / side.scales)  # as functions of a white q
+        if not parts:
+            return None
+        frame, change = _balanced(parts)
+        return Blocks(frame.basis, frame.block, side, of_row, change)
+
+    @cached_property
+    def _grams(self) -> Tensor:
+        """P_k^T P_k of every block (count, b b)."""
+        dims = torch.bincount(self.block).tolist()
+        return torch.stack([(part.T @ part).flatten() for part in torch.split(self.basis, dims)])
+
+    def weighted_grams(self, weights: Tensor) -> Tensor:
+        """sum_k weight_k P_k^T P_k (k, b, b) for columns of weights (count, k)."""
+        b = self.basis.shape[1]
+        grams = (weights.T @ self._grams).view(-1, b, b)
+        grams.diagonal(dim1=1, dim2=2).add_(1e-13 * float(weights.max()))
+        return grams
+
     def here(self, white: Tensor) -> Tensor:
         """White directions (k, b) as columns (b, k) of unit length in these coordinates."""
         return unit(self.change @ white.T, 0)
@@ -112,17 +133,45 @@ class Blocks:
         """Columns (b, k) as white directions (k, b) of unit length."""
         return unit(torch.linalg.solve_triangular(self.change, q, upper=True).T)
 
+    def beside(self, known: Tensor, free: Tensor) -> tuple[Frame, Tensor]:
+        """The blocks in what known samples q (b, f) leave free (b, r), and q from coordinates there.
 
-def _balanced(side: Side, of_row: Tensor, rows: Tensor, block: Tensor) -> Blocks:
-    """Coordinates in which the blocks are orthonormal and sum to one (Tyler's scatter)."""
-    b = rows.shape[1]
-    change = torch.eye(b, dtype=rows.dtype, device=rows.device)
+        The c of the known samples are read, and off by an error of about one size in every direction. So
+        the rows of a block are off by that times what these samples have in them: directions of a
+        block that do not stand above are dropped, and the rest is balanced anew. Without that, where
+        weights hardly move, blocks are full of what the few samples that switched neurons left there.
+        """
+        free = torch.linalg.qr(free).Q  # (b, r)
+        error = error_of_duals(known)
+        rows, of_known = self.basis @ free, self.basis @ known
+        dims = torch.bincount(self.block).tolist()
+        heights, parts = [], []
+        for part, own in zip(torch.split(rows, dims), torch.split(of_known, dims), strict=True):
+            size, V = torch.linalg.eigh(own @ own.T)
+            size = size.clamp_min(_LEAST_ERROR * float(size[-1])).sqrt() * error
+            _, s, Vt = torch.linalg.svd((V / size).T @ part, full_matrices=False)
+            heights.append(s / (len(part) ** 0.5 + rows.shape[1] ** 0.5))  # noise ends at this edge
+            parts.append(Vt)
+        enough = min(_ROWS_LEFT * rows.shape[1], sum(map(len, heights)))
+        least = float(torch.cat(heights).sort(descending=True).values[enough - 1])
+        least = min(_ABOVE_ERROR, least)
+        counts = [max(1, int((s >= least).sum())) for s in heights]
+        frame, change = _balanced([part[:n] for part, n in zip(parts, counts, strict=True)])
+        lift = torch.linalg.solve_triangular(change, free, upper=True, left=False)
+        return frame, lift
+
+
+def _balanced(parts: list[Tensor]) -> tuple[Frame, Tensor]:
+    """Blocks of rows (t_k, r) in balanced coordinates (Tyler's scatter), and the change to these."""
+    block = torch.repeat_interleave(torch.tensor([len(part) for part in parts]))
+    rows = torch.cat(parts)
+    change = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     basis = _orthonormal(rows, block)
     for _ in range(_SWEEPS):
         change = torch.linalg.qr(basis, mode="r").R @ change
         turned = torch.linalg.solve_triangular(change, rows, upper=True, left=False)
         basis = _orthonormal(turned, block)
-    return Blocks(side, of_row, basis, block, change)
+    return Frame(basis, block.to(rows.device)), change
 
 
 def _orthonormal(rows: Tensor, block: Tensor) -> Tensor:
@@ -150,66 +199,78 @@ def search_blocks(
         watch: with the workers, if there are any.
     """
     known = blocks.here(found)
-    free = torch.linalg.qr(blocks.here(free)).Q  # (b, r)
-    pick = torch.randint(len(blocks.basis), (2, starts), generator=generator)
+    frame: Frame = blocks
+    lift = None
+    if len(found):
+        frame, lift = blocks.beside(known, blocks.change @ free.T)
+    pick = torch.randint(len(frame.basis), (2, starts), generator=generator)
     flip = torch.randint(2, (starts, 1), generator=generator) * 2 - 1
-    first, second = blocks.basis[pick.to(blocks.basis.device)]
-    q = unit(first + second * flip.to(first)).T  # (b, starts)
-    work = 2 * blocks.basis.numel() * starts * _STEPS
+    first, second = frame.basis[pick.to(frame.basis.device)]
+    q = unit(first + second * flip.to(first)).T  # (r, starts)
+    work = 2 * frame.basis.numel() * starts * _STEPS
     pieces = [(some,) for some in torch.split(q, piece_length(starts, work), 1)]
-    parts = watch.map(_descend, (blocks, free), pieces, multiplications=work)
+    parts = watch.map(_descend, (blocks, frame, lift), pieces, multiplications=work)
     q, sizes = (torch.cat(part, 1) for part in zip(*parts, strict=True))
     nearly_zero = -sizes.clamp_max(_NEARLY_ZERO).sum(0)
-    new = distinct(q, nearly_zero, 2 * free.shape[1] + 8)
+    new = distinct(q, nearly_zero, 2 * len(free) + 8)
     if known.shape[1]:
         new = new[(known.T @ q[:, new]).abs().amax(0) < _SAME_COSINE]
     return q[:, new], sizes[:, new]
 
 
-def _descend(blocks: Blocks, free: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """From starts (b, k) to nearly group-sparse directions: first among what is free, then anywhere."""
-    whole = blocks.basis.float()
-    if free.shape[1] < free.shape[0]:
-        part = (blocks.basis @ free).float()
-        q = free @ _shrunk(blocks, part, (free.T @ q).float(), _STEPS - _FREE_STEPS).double()
-        q = _shrunk(blocks, whole, q.float(), _FREE_STEPS).double()
-    else:
-        q = _shrunk(blocks, whole, q.float(), _STEPS).double()
-    return q, blocks.sizes(blocks.basis @ q)
+def _descend(
+    blocks: Blocks, frame: Frame, lift: Tensor | None, q: Tensor
+) -> tuple[Tensor, Tensor]:
+    """From starts (r, k) to nearly group-sparse directions: first in what is free, then anywhere."""
+    q = _shrunk(frame, q, torch.linspace(*_SHRINK, _STEPS)).double()
+    sizes = frame.sizes(frame.basis @ q)
+    return (q if lift is None else unit(lift @ q, 0)), sizes
 
 
-def _shrunk(blocks: Blocks, basis: Tensor, q: Tensor, steps: int) -> Tensor:
-    back, q = basis.T.contiguous(), unit(q, 0)
-    shrink = q.new_tensor(_SHRINK).repeat(-(-q.shape[1] // len(_SHRINK)))[: q.shape[1]]  # (k,)
-    for _ in range(steps):
+def _shrunk(frame: Frame, q: Tensor, schedule: Tensor) -> Tensor:
+    """q (r, k) in float32, after a step for every shrinkage in the schedule."""
+    basis = frame.basis.float()
+    back, q = basis.T.contiguous(), unit(q.float(), 0)
+    for shrink in schedule.tolist():
         values = basis @ q  # (t, k)
-        sizes = blocks.sizes(values).clamp_min_(1e-12)
+        sizes = frame.sizes(values).clamp_min_(1e-12)
         level = shrink * sizes.square().mean(0).sqrt_()  # what is missing may be small all over
-        q = unit(back @ values.mul_((1 - level / sizes).clamp_min_(0)[blocks.block]), 0)
+        q = unit(back @ values.mul_((1 - level / sizes).clamp_min_(0)[frame.block]), 0)
     return q
 
 
 def refine_blocks(blocks: Blocks, q: Tensor, sizes: Tensor, watch: Watch) -> Tensor:
     """Exact directions (k', b), white, from guesses (b, k) and their blocks' sizes (count, k)."""
-    work = blocks.basis.numel() * blocks.basis.shape[1] * q.shape[1] * len(_SOFTNESS)
-    step = piece_length(q.shape[1], work)
+    b, count = len(q), q.shape[1]
+    work = blocks.count * b**2 * count * len(_SOFTNESS)
+    step = max(1, min(_AT_ONCE // b**2, piece_length(count, work)))
     split = zip(torch.split(q, step, 1), torch.split(sizes, step, 1), strict=True)
-    pieces = [(one.contiguous(), two.contiguous()) for one, two in split] if q.shape[1] else []
+    pieces = [(one.contiguous(), two.contiguous()) for one, two in split] if count else []
     parts = watch.map(_refine, (blocks,), pieces, multiplications=work)
-    return torch.cat([q.new_zeros(0, len(q)), *parts])
+    return torch.cat([q.new_zeros(0, b), *parts])
 
 
 def _refine(blocks: Blocks, q: Tensor, sizes: Tensor) -> Tensor:
-    """Each guess on its own: the vector that its small blocks annihilate best, ever more sharply."""
+    """The vectors that the small blocks of each guess annihilate best, ever more sharply."""
     found = []
-    for guess, size in zip(q.T, sizes.T, strict=True):
-        off = _sharpened(blocks, guess, size) <= _OFF  # (count,)
+    q, sizes = _sharpened(blocks, q, sizes)
+    for i in distinct(q, -sizes.clamp_max(_NEARLY_ZERO).sum(0), q.shape[1]).tolist():
+        off = sizes[:, i] <= _OFF  # (count,)
         rows = off[blocks.of_row] & (blocks.of_row >= 0)
         kernel = _kernel(blocks.side, rows)  # (b, d)
         if kernel.shape[1] > 1:  # others are off for the same neurons, though not in every round
             kernel = _sparsest(blocks.side, kernel, rows)
         found.append(unit((kernel * blocks.side.scales[:, None]).T))
     return torch.cat([q.new_zeros(0, len(q)), *found])
+
+
+def _sharpened(blocks: Blocks, q: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """Guesses (b, k) and their blocks' sizes (count, k), as small blocks count ever more."""
+    for softness in _SOFTNESS:
+        gram = blocks.weighted_grams(1 / (sizes.square() + softness**2))  # (k, b, b)
+        q = unit(solve_definite(gram, q.T[:, :, None])[:, :, 0].T, 0)
+        sizes = blocks.sizes(blocks.basis @ q)
+    return q, sizes
 
 
 def _kernel(side: Side, rows: Tensor) -> Tensor:
@@ -250,21 +311,3 @@ def _sparsest(side: Side, kernel: Tensor, rows: Tensor) -> Tensor:
             chosen.append(i)
     directions: Tensor = kernel @ vectors[chosen].T
     return directions
-
-
-def _sharpened(blocks: Blocks, q: Tensor, sizes: Tensor) -> Tensor:
-    """Sizes (count,) of the blocks, once small ones count as 1 / size^2 and the guess has followed."""
-    always = int(_FEWEST_BLOCKS * blocks.count) + 1
-    x = q[:, None]
-    for softness in _SOFTNESS:
-        heard = sizes <= max(_POSSIBLY_OFF, float(sizes.kthvalue(always).values))
-        weights = heard / (sizes.square() + softness**2)
-        rows = heard[blocks.block]
-        A = blocks.basis[rows] * weights[blocks.block[rows]].sqrt()[:, None]
-        gram = A.T @ A
-        gram.diagonal().add_(1e-13 * float(gram.diagonal().mean()))
-        lower = torch.linalg.cholesky_ex(gram).L
-        for _ in range(2):
-            x = unit(torch.cholesky_solve(x, lower), 0)
-        sizes = blocks.sizes(blocks.basis @ x)[:, 0]
-    return sizes

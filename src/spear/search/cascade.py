@@ -155,8 +155,8 @@ class CascadeFinder:
     def _rounds(
         self, factors: Factors, pool: CandidatePool, generator: torch.Generator, watch: Watch
     ) -> Iterator[Directions]:
-        side, whole, b = factors.outputs, dual_problem(factors), factors.b
-        blocks = Blocks.of(factors)
+        side, b, blocks = factors.outputs, factors.b, Blocks.of(factors)
+        whole = dual_problem(factors, None if blocks is None else blocks.change)
         missing, idle = whole, 0
         if len(pool):
             missing = _missing(whole, pool, blocks, watch)
@@ -326,17 +326,9 @@ def _missing(
     if len(q) > whole.missing and blocks is not None:
         chosen = sparsest_independent(q.T, off.sum(1).double())
         q, off = q[chosen], off[chosen]
-    if blocks is None or whole.missing - len(q) <= blocks.count:
-        if blocks is None:
-            return deflate(whole, *consistent_samples(whole, q, off, watch=watch))
-        return deflate(whole, q, read_samples(whole, q, certain_zeros(pool.side, off), watch)[0])
-    return deflate(whole, q, _duals(blocks, q))
-
-
-def _duals(blocks: Blocks, q: Tensor) -> Tensor:
-    """c (k, b) of white directions q (k, b), taking c ~ q in the blocks' coordinates."""
-    duals: Tensor = torch.linalg.pinv(blocks.here(q)) @ blocks.change
-    return duals
+    if blocks is None:
+        return deflate(whole, *consistent_samples(whole, q, off, watch=watch))
+    return deflate(whole, q, read_samples(whole, q, certain_zeros(pool.side, off), watch)[0])
 
 
 def _stuck(missing: int, b: int, watch: Watch) -> str:

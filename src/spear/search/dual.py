@@ -48,6 +48,8 @@ class DualProblem:
     q_basis: Tensor  # (b, r): q of the whole problem = q_basis @ q
     c_basis: Tensor  # (b, r): c of the whole problem = c_basis @ c; c_basis^T q_basis = 1
     over_rounds: bool = field(default=False, kw_only=True)  # then signs pin c far more closely
+    # (b, b): to coordinates in which c ~ q, if blocks of several rounds give better ones than `balance`
+    coordinates: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def missing(self) -> int:
@@ -62,8 +64,8 @@ class BalancedProblem(DualProblem):
     change: Tensor  # (r, r): q here = change @ q before, up to scale
 
 
-def dual_problem(factors: Factors) -> DualProblem:
-    """The whole problem, in the live rows."""
+def dual_problem(factors: Factors, coordinates: Tensor | None = None) -> DualProblem:
+    """The whole problem, in the live rows; with coordinates (b, b) in which c ~ q, if there are any."""
     live = factors.live_rows
     h = factors.bias_coordinates * factors.singular_values
     # Local training moves the signs: halfway is nearest to all its steps.
@@ -79,6 +81,7 @@ def dual_problem(factors: Factors) -> DualProblem:
         one,
         one,
         over_rounds=factors.view.rounds is not None,
+        coordinates=coordinates,
     )
 
 
@@ -177,7 +180,7 @@ def read_samples(
         return q, q.new_zeros(0)
     null = torch.linalg.svd(q, full_matrices=True).Vh[k:].T  # (b, b-k): orthogonal to every q
     dual = torch.linalg.pinv(q).T  # (k, b): q_i . dual_j = 1 if i = j, else 0
-    shared = SharedTerms(problem.H, balance(problem).change, null, problem.over_rounds)
+    shared = SharedTerms(problem.H, Prior.of(problem, q), null, problem.over_rounds)
     return fit_signs(shared, q, off, dual[:, :, None], watch)
 
 
@@ -230,7 +233,7 @@ def agreement(problem: DualProblem, q: Tensor, off: Tensor) -> Tensor:
     """
     r = problem.missing
     anywhere = torch.eye(r, dtype=q.dtype, device=q.device)
-    shared = SharedTerms(problem.H, balance(problem).change, anywhere, problem.over_rounds)
+    shared = SharedTerms(problem.H, Prior.of(problem, q), anywhere, problem.over_rounds)
     return fit_signs(shared, q, off, q.new_zeros(len(q), r, 0))[1]
 
 
@@ -269,21 +272,47 @@ _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
 @dataclass(frozen=True, eq=False)
+class Prior:
+    """Where c is expected before its signs are read: near q."""
+
+    change: Tensor  # (b, b): to coordinates in which c ~ q
+    width: float  # how far c may be from q there, relative to |q|
+
+    @staticmethod
+    def of(problem: DualProblem, q: Tensor) -> Prior:
+        """The best at hand for directions q (k, b)."""
+        if problem.coordinates is None:
+            width = _PRIOR_WIDTH_ROUNDS if problem.over_rounds else _PRIOR_WIDTH
+            return Prior(balance(problem).change, width)
+        known = unit(problem.coordinates @ q.T, 0)
+        return Prior(problem.coordinates, error_of_duals(known) * len(known) ** 0.5)
+
+
+def error_of_duals(q: Tensor) -> float:
+    """How far c_i . q_j is from zero if c is taken to be dual to the known q (b, k), j not among them.
+
+    Each j is left out in turn. With K = (q^T q)^-1, the c_i of the others have c_i . q_j = -K_ij / K_jj.
+    """
+    k = q.shape[1]
+    if k < 2:
+        return q.shape[0] ** -0.5  # that of a random direction
+    K = torch.linalg.inv(q.T @ q)
+    off = (K / K.diagonal()).fill_diagonal_(0)
+    return float(off.square().sum() / (k * (k - 1))) ** 0.5
+
+
+@dataclass(frozen=True, eq=False)
 class SharedTerms:
     """What the samples to be separated share."""
 
     H: Tensor  # (rows, b): z = H c
-    change: Tensor  # (b, b) to coordinates in which c ~ q
+    prior: Prior
     span: Tensor  # (b, p): c lies in this span, plus what each sample adds
     over_rounds: bool = False
 
     @property
     def softness(self) -> tuple[float, ...]:
         return _SOFTNESS + _SHARPER * self.over_rounds
-
-    @property
-    def prior_width(self) -> float:
-        return _PRIOR_WIDTH_ROUNDS if self.over_rounds else _PRIOR_WIDTH
 
 
 def fit_signs(
@@ -332,14 +361,14 @@ class _LogisticFits:
     @staticmethod
     def of(shared: SharedTerms, basis: Tensor, q: Tensor, off: Tensor) -> _LogisticFits:
         """The regressions for c = basis @ x (k, b, p), pulled towards c ~ q in balanced coordinates."""
-        H, change = shared.H, shared.change
+        H, change = shared.H, shared.prior.change
         sign = 1 - 2 * off.to(H)  # (k, rows): -1 off, 1 on, in between where uncertain
         guess = unit(q @ change.T)  # (k, b): c ~ q, up to sign
         along = guess @ change @ H.T  # (k, rows)
         guess *= torch.sign((along * (sign - sign.mean(1, keepdim=True))).sum(1, keepdim=True))
         typical = along.square().mean(1, keepdim=True).sqrt()
         there = torch.linalg.inv(change).T @ basis
-        strength = q.shape[1] / shared.prior_width**2
+        strength = q.shape[1] / shared.prior.width**2
         return _LogisticFits(
             H @ basis * (sign / typical)[:, :, None],
             there.mT @ there * strength,
