@@ -31,7 +31,7 @@ from spear.search.kernels import unit
 from spear.search.parallel import piece_length
 from spear.search.starts import distinct
 from spear.search.watch import Watch
-from spear.tolerances import UNDECIDED
+from spear.tolerances import ROWS_PER_SAMPLE, UNDECIDED, ZERO_DEVIATIONS
 
 _SWEEPS = 5  # of Tyler's scatter for subspaces
 # Of the zero level: a direction of a block this far above it is known to 1/15, and weaker ones mislead.
@@ -42,9 +42,7 @@ _ABOVE_NOISE = 3.0
 _SHRINK = (0.9, 0.1)
 _NEARLY_ZERO = 0.3
 _STEPS = 150
-_ABOVE_ERROR = 1.3  # times the edge of the error that known samples leave in a block
-_LEAST_ERROR = 1e-8  # of a block's largest squared error
-_ROWS_LEFT = 2  # rows that blocks keep for every dimension that is left
+_FEWEST_ROWS = 2  # that a frame has for every dimension
 # Sizes at which a block counts as half zero. Blocks that are off have 0.3 and less after the search, and
 # 1e-5 in the end. In twenty steps from 0.3 to 0.03, two guesses in three reach their sample at b = 2 m
 # and 8 rounds, in ten steps one in two, and with jumps (0.1, 0.03) one in ten.
@@ -89,6 +87,7 @@ class Blocks(Frame):
     side: Side
     of_row: Tensor  # (rows,) the block of each row of the side, -1 where it is none
     change: Tensor  # (b, b): q here = change @ white q, up to scale
+    rows: Tensor  # (t, b): the same span as the basis, but in units of noise
 
     @staticmethod
     def of(factors: Factors) -> Blocks | None:
@@ -103,14 +102,20 @@ class Blocks(Frame):
         for k in range(rounds.width):
             rows = (neurons == k).nonzero().flatten()
             _, s, Vt = torch.linalg.svd(side.basis[rows], full_matrices=False)
-            above = Vt[s > _ABOVE_NOISE * side.zero]  # noise is even in these coordinates
-            if len(above):
+            above = s > _ABOVE_NOISE * side.zero  # noise is even in these coordinates
+            if bool(above.any()):
                 of_row[rows] = len(parts)
-                parts.append(above / side.scales)  # as functions of a white q
+                parts.append(s[above, None] * Vt[above] / side.scales)  # as functions of a white q
         if not parts:
             return None
         frame, change = _balanced(parts)
-        return Blocks(frame.basis, frame.block, side, of_row, change)
+        one = torch.diag(1 / side.scales)
+        here, noise = (
+            torch.linalg.solve_triangular(change, rows, upper=True, left=False)
+            for rows in (torch.cat(parts), one * (side.zero / ZERO_DEVIATIONS))
+        )
+        deviation = float(noise.square().sum(0).mean().sqrt())
+        return Blocks(frame.basis, frame.block, side, of_row, change, here / deviation)
 
     @cached_property
     def _grams(self) -> Tensor:
@@ -133,32 +138,37 @@ class Blocks(Frame):
         """Columns (b, k) as white directions (k, b) of unit length."""
         return unit(torch.linalg.solve_triangular(self.change, q, upper=True).T)
 
-    def beside(self, known: Tensor, free: Tensor) -> tuple[Frame, Tensor]:
-        """The blocks in what known samples q (b, f) leave free (b, r), and q from coordinates there.
+    def beside(self, known: Tensor, free: Tensor) -> list[tuple[Frame, Tensor]]:
+        """Frames in what known samples q (b, f) leave free (b, r), each with q (b, r) of its coordinates.
 
-        The c of the known samples are read, and off by an error of about one size in every direction. So
-        the rows of a block are off by that times what these samples have in them: directions of a
-        block that do not stand above are dropped, and the rest is balanced anew. Without that, where
-        weights hardly move, blocks are full of what the few samples that switched neurons left there.
+        The c of known samples are read, with an error of about one size in every direction. So a block's
+        rows are off by that times what these samples have in them, besides their noise. One frame has
+        every direction of the blocks that stands above that; the other only the highest. Where weights
+        hardly move, all others come from the few samples that switched neurons, and every start of the
+        first frame ends in one of those.
         """
         free = torch.linalg.qr(free).Q  # (b, r)
-        error = error_of_duals(known)
-        rows, of_known = self.basis @ free, self.basis @ known
-        dims = torch.bincount(self.block).tolist()
+        r, error = free.shape[1], error_of_duals(known)
         heights, parts = [], []
-        for part, own in zip(torch.split(rows, dims), torch.split(of_known, dims), strict=True):
-            size, V = torch.linalg.eigh(own @ own.T)
-            size = size.clamp_min(_LEAST_ERROR * float(size[-1])).sqrt() * error
-            _, s, Vt = torch.linalg.svd((V / size).T @ part, full_matrices=False)
-            heights.append(s / (len(part) ** 0.5 + rows.shape[1] ** 0.5))  # noise ends at this edge
+        for part in torch.split(self.rows, torch.bincount(self.block).tolist()):
+            off = error * (part @ known)  # (t_k, f)
+            spread = torch.eye(len(part), dtype=part.dtype, device=part.device) + off @ off.T
+            even = torch.linalg.solve_triangular(
+                torch.linalg.cholesky(spread), part @ free, upper=False
+            )
+            _, s, Vt = torch.linalg.svd(even, full_matrices=False)
+            heights.append(s / (len(part) ** 0.5 + r**0.5))  # in units of the edge of noise
             parts.append(Vt)
-        enough = min(_ROWS_LEFT * rows.shape[1], sum(map(len, heights)))
-        least = float(torch.cat(heights).sort(descending=True).values[enough - 1])
-        least = min(_ABOVE_ERROR, least)
-        counts = [max(1, int((s >= least).sum())) for s in heights]
-        frame, change = _balanced([part[:n] for part, n in zip(parts, counts, strict=True)])
-        lift = torch.linalg.solve_triangular(change, free, upper=True, left=False)
-        return frame, lift
+        ranked = torch.cat(heights).sort(descending=True).values
+        above = max(int((ranked > 1).sum()), _FEWEST_ROWS * r)
+        frames = []
+        for count in {min(above, len(ranked)), min(above, len(ranked), int(ROWS_PER_SAMPLE * r))}:
+            least = float(ranked[count - 1])
+            kept = [max(1, int((s >= least).sum())) for s in heights]  # one for every neuron
+            frame, change = _balanced([part[:n] for part, n in zip(parts, kept, strict=True)])
+            lift = torch.linalg.solve_triangular(change, free, upper=True, left=False)
+            frames.append((frame, lift))
+        return frames
 
 
 def _balanced(parts: list[Tensor]) -> tuple[Frame, Tensor]:
@@ -199,17 +209,13 @@ def search_blocks(
         watch: with the workers, if there are any.
     """
     known = blocks.here(found)
-    frame: Frame = blocks
-    lift = None
-    if len(found):
-        frame, lift = blocks.beside(known, blocks.change @ free.T)
-    pick = torch.randint(len(frame.basis), (2, starts), generator=generator)
-    flip = torch.randint(2, (starts, 1), generator=generator) * 2 - 1
-    first, second = frame.basis[pick.to(frame.basis.device)]
-    q = unit(first + second * flip.to(first)).T  # (r, starts)
-    work = 2 * frame.basis.numel() * starts * _STEPS
-    pieces = [(some,) for some in torch.split(q, piece_length(starts, work), 1)]
-    parts = watch.map(_descend, (blocks, frame, lift), pieces, multiplications=work)
+    frames = blocks.beside(known, blocks.change @ free.T)
+    parts = []
+    for frame, lift in frames:
+        q = _starts(frame, starts // len(frames), generator)
+        work = 2 * frame.basis.numel() * q.shape[1] * _STEPS
+        pieces = [(some,) for some in torch.split(q, piece_length(q.shape[1], work), 1)]
+        parts += watch.map(_descend, (frame, lift), pieces, multiplications=work)
     q, sizes = (torch.cat(part, 1) for part in zip(*parts, strict=True))
     nearly_zero = -sizes.clamp_max(_NEARLY_ZERO).sum(0)
     new = distinct(q, nearly_zero, 2 * len(free) + 8)
@@ -218,13 +224,18 @@ def search_blocks(
     return q[:, new], sizes[:, new]
 
 
-def _descend(
-    blocks: Blocks, frame: Frame, lift: Tensor | None, q: Tensor
-) -> tuple[Tensor, Tensor]:
-    """From starts (r, k) to nearly group-sparse directions: first in what is free, then anywhere."""
+def _starts(frame: Frame, count: int, generator: torch.Generator) -> Tensor:
+    """Sums and differences of two rows (r, count)."""
+    pick = torch.randint(len(frame.basis), (2, count), generator=generator)
+    flip = torch.randint(2, (count, 1), generator=generator) * 2 - 1
+    first, second = frame.basis[pick.to(frame.basis.device)]
+    return unit(first + second * flip.to(first)).T
+
+
+def _descend(frame: Frame, lift: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """From starts (r, k) to nearly group-sparse directions (b, k), and sizes (count, k) of blocks."""
     q = _shrunk(frame, q, torch.linspace(*_SHRINK, _STEPS)).double()
-    sizes = frame.sizes(frame.basis @ q)
-    return (q if lift is None else unit(lift @ q, 0)), sizes
+    return unit(lift @ q, 0), frame.sizes(frame.basis @ q)
 
 
 def _shrunk(frame: Frame, q: Tensor, schedule: Tensor) -> Tensor:
