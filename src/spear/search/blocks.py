@@ -43,10 +43,12 @@ _SHRINK = (0.9, 0.1)
 _NEARLY_ZERO = 0.3
 _STEPS = 150
 _FEWEST_ROWS = 2  # that a frame has for every dimension
-# Sizes at which a block counts as half zero. Blocks that are off have 0.3 and less after the search, and
-# 1e-5 in the end. In twenty steps from 0.3 to 0.03, two guesses in three reach their sample at b = 2 m
-# and 8 rounds, in ten steps one in two, and with jumps (0.1, 0.03) one in ten.
-_SOFTNESS = (*torch.logspace(-0.5, -1.5, 20).tolist(), 0.01, 0.001)
+# Sizes at which a block counts as half zero: among what is free, then anywhere, where blocks that are off
+# have 0.3 and less, and 1e-5 in the end. At b = 2 m and 8 rounds, half of the guesses near a sample reach
+# it; with jumps (0.1, 0.03) one in ten.
+_SOFTNESS = tuple(torch.logspace(-0.5, -1, 10).tolist())
+_SHARPER = (*torch.logspace(-1, -2, 12).tolist(), 0.003, 0.001)
+_ROUGH = 0.02  # float32 is enough for softer blocks, whose weights differ by less than 1e4
 _OFF = 1e-3  # a block's size below which all its rows are taken to be off
 _LARGEST_KERNEL = 8  # dimensions of a kernel of blocks in which samples are told apart by rows
 _DRAWS = 2000  # of d - 1 rows in such a kernel: three in ten rows are off for a sample
@@ -78,6 +80,11 @@ class Frame:
         squares = values.new_zeros(self.count, values.shape[1])
         squares.index_add_(0, self.block, values.square())
         return squares.sqrt_().div_(self.typical.to(values))
+
+    def grams(self) -> Tensor:
+        """P_k^T P_k of every block (count, r r)."""
+        dims = torch.bincount(self.block).tolist()
+        return torch.stack([(part.T @ part).flatten() for part in torch.split(self.basis, dims)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,19 +123,6 @@ class Blocks(Frame):
         )
         deviation = float(noise.square().sum(0).mean().sqrt())
         return Blocks(frame.basis, frame.block, side, of_row, change, here / deviation)
-
-    @cached_property
-    def _grams(self) -> Tensor:
-        """P_k^T P_k of every block (count, b b)."""
-        dims = torch.bincount(self.block).tolist()
-        return torch.stack([(part.T @ part).flatten() for part in torch.split(self.basis, dims)])
-
-    def weighted_grams(self, weights: Tensor) -> Tensor:
-        """sum_k weight_k P_k^T P_k (k, b, b) for columns of weights (count, k)."""
-        b = self.basis.shape[1]
-        grams = (weights.T @ self._grams).view(-1, b, b)
-        grams.diagonal(dim1=1, dim2=2).add_(1e-13 * float(weights.max()))
-        return grams
 
     def here(self, white: Tensor) -> Tensor:
         """White directions (k, b) as columns (b, k) of unit length in these coordinates."""
@@ -189,6 +183,15 @@ def _orthonormal(rows: Tensor, block: Tensor) -> Tensor:
     return torch.cat([torch.linalg.qr(part.T).Q.T for part in parts])
 
 
+@dataclass(frozen=True, eq=False)
+class Guesses:
+    """Directions near samples, in the coordinates of a frame."""
+
+    frame: Frame
+    lift: Tensor  # (b, r): q of coordinates in the frame
+    q: Tensor  # (r, k)
+
+
 def search_blocks(
     blocks: Blocks,
     found: Tensor,
@@ -197,8 +200,8 @@ def search_blocks(
     starts: int,
     generator: torch.Generator,
     watch: Watch,
-) -> tuple[Tensor, Tensor]:
-    """Guesses q (b, k) at samples beside those found, and their blocks' sizes (count, k).
+) -> list[Guesses]:
+    """Guesses at samples beside those found, none twice.
 
     Args:
         blocks: of all neurons.
@@ -208,20 +211,21 @@ def search_blocks(
         generator: for the starts.
         watch: with the workers, if there are any.
     """
-    known = blocks.here(found)
-    frames = blocks.beside(known, blocks.change @ free.T)
-    parts = []
+    frames = blocks.beside(blocks.here(found), blocks.change @ free.T)
+    guesses = []
     for frame, lift in frames:
         q = _starts(frame, starts // len(frames), generator)
         work = 2 * frame.basis.numel() * q.shape[1] * _STEPS
         pieces = [(some,) for some in torch.split(q, piece_length(q.shape[1], work), 1)]
-        parts += watch.map(_descend, (frame, lift), pieces, multiplications=work)
-    q, sizes = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-    nearly_zero = -sizes.clamp_max(_NEARLY_ZERO).sum(0)
-    new = distinct(q, nearly_zero, 2 * len(free) + 8)
-    if known.shape[1]:
-        new = new[(known.T @ q[:, new]).abs().amax(0) < _SAME_COSINE]
-    return q[:, new], sizes[:, new]
+        q = torch.cat(list(watch.map(_shrunk, (frame,), pieces, multiplications=work)), 1)
+        guesses.append(Guesses(frame, lift, q[:, _sparsest_first(frame, q, len(free))]))
+    return guesses
+
+
+def _sparsest_first(frame: Frame, q: Tensor, samples: int) -> Tensor:
+    """Indices of distinct columns (r, k), those with the most blocks that are nearly zero first."""
+    nearly_zero = -frame.sizes(frame.basis @ q).clamp_max(_NEARLY_ZERO).sum(0)
+    return distinct(q, nearly_zero, 2 * samples + 8)
 
 
 def _starts(frame: Frame, count: int, generator: torch.Generator) -> Tensor:
@@ -232,56 +236,82 @@ def _starts(frame: Frame, count: int, generator: torch.Generator) -> Tensor:
     return unit(first + second * flip.to(first)).T
 
 
-def _descend(frame: Frame, lift: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """From starts (r, k) to nearly group-sparse directions (b, k), and sizes (count, k) of blocks."""
-    q = _shrunk(frame, q, torch.linspace(*_SHRINK, _STEPS)).double()
-    return unit(lift @ q, 0), frame.sizes(frame.basis @ q)
-
-
-def _shrunk(frame: Frame, q: Tensor, schedule: Tensor) -> Tensor:
-    """q (r, k) in float32, after a step for every shrinkage in the schedule."""
+def _shrunk(frame: Frame, q: Tensor) -> Tensor:
+    """From starts (r, k) to nearly group-sparse directions (r, k), in float32."""
     basis = frame.basis.float()
     back, q = basis.T.contiguous(), unit(q.float(), 0)
-    for shrink in schedule.tolist():
+    for shrink in torch.linspace(*_SHRINK, _STEPS).tolist():
         values = basis @ q  # (t, k)
         sizes = frame.sizes(values).clamp_min_(1e-12)
         level = shrink * sizes.square().mean(0).sqrt_()  # what is missing may be small all over
         q = unit(back @ values.mul_((1 - level / sizes).clamp_min_(0)[frame.block]), 0)
-    return q
+    return q.double()
 
 
-def refine_blocks(blocks: Blocks, q: Tensor, sizes: Tensor, watch: Watch) -> Tensor:
-    """Exact directions (k', b), white, from guesses (b, k) and their blocks' sizes (count, k)."""
-    b, count = len(q), q.shape[1]
-    work = blocks.count * b**2 * count * len(_SOFTNESS)
-    step = max(1, min(_AT_ONCE // b**2, piece_length(count, work)))
+def refine_blocks(
+    blocks: Blocks, found: Tensor, guesses: list[Guesses], watch: Watch
+) -> Tensor:
+    """Exact directions (k', b), white, from guesses beside what was found (f, b)."""
+    lifted, sizes = [], []
+    for each in guesses:  # first among what is free, so that none goes back to a sample found
+        size = each.frame.sizes(each.frame.basis @ each.q)
+        q, size = _sharpen(each.frame, _SOFTNESS, each.q, size, watch)
+        lifted.append(unit(each.lift @ q, 0))
+        sizes.append(size)
+    q, size = torch.cat(lifted, 1), torch.cat(sizes, 1)
+    new = distinct(q, -size.clamp_max(_NEARLY_ZERO).sum(0), q.shape[1])
+    if len(found):
+        new = new[(blocks.here(found).T @ q[:, new]).abs().amax(0) < _SAME_COSINE]
+    q, size = _sharpen(blocks, _SHARPER, q[:, new], size[:, new], watch)
+    new = distinct(q, -size.clamp_max(_NEARLY_ZERO).sum(0), q.shape[1])
+    pieces = [(off,) for off in (size[:, new] <= _OFF).T]
+    work = len(blocks.of_row) * len(q) ** 2 * len(pieces)
+    parts = watch.map(_exact, (blocks,), pieces, multiplications=work)
+    return torch.cat([q.new_zeros(0, len(q)), *parts])
+
+
+def _sharpen(
+    frame: Frame, schedule: tuple[float, ...], q: Tensor, sizes: Tensor, watch: Watch
+) -> tuple[Tensor, Tensor]:
+    """`_sharpened` for as many guesses at a time as fit."""
+    r, count = q.shape
+    if not count:
+        return q, sizes
+    work = frame.count * r**2 * count * len(schedule)
+    step = max(1, min(_AT_ONCE // r**2, piece_length(count, work)))
     split = zip(torch.split(q, step, 1), torch.split(sizes, step, 1), strict=True)
-    pieces = [(one.contiguous(), two.contiguous()) for one, two in split] if count else []
-    parts = watch.map(_refine, (blocks,), pieces, multiplications=work)
-    return torch.cat([q.new_zeros(0, b), *parts])
-
-
-def _refine(blocks: Blocks, q: Tensor, sizes: Tensor) -> Tensor:
-    """The vectors that the small blocks of each guess annihilate best, ever more sharply."""
-    found = []
-    q, sizes = _sharpened(blocks, q, sizes)
-    for i in distinct(q, -sizes.clamp_max(_NEARLY_ZERO).sum(0), q.shape[1]).tolist():
-        off = sizes[:, i] <= _OFF  # (count,)
-        rows = off[blocks.of_row] & (blocks.of_row >= 0)
-        kernel = _kernel(blocks.side, rows)  # (b, d)
-        if kernel.shape[1] > 1:  # others are off for the same neurons, though not in every round
-            kernel = _sparsest(blocks.side, kernel, rows)
-        found.append(unit((kernel * blocks.side.scales[:, None]).T))
-    return torch.cat([q.new_zeros(0, len(q)), *found])
-
-
-def _sharpened(blocks: Blocks, q: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Guesses (b, k) and their blocks' sizes (count, k), as small blocks count ever more."""
-    for softness in _SOFTNESS:
-        gram = blocks.weighted_grams(1 / (sizes.square() + softness**2))  # (k, b, b)
-        q = unit(solve_definite(gram, q.T[:, :, None])[:, :, 0].T, 0)
-        sizes = blocks.sizes(blocks.basis @ q)
+    pieces = [(one.contiguous(), two.contiguous()) for one, two in split]
+    shared = frame, frame.grams(), schedule
+    parts = watch.map(_sharpened, shared, pieces, multiplications=work, complete=True)
+    q, sizes = (torch.cat(part, 1) for part in zip(*parts, strict=True))
     return q, sizes
+
+
+def _sharpened(
+    frame: Frame, grams: Tensor, schedule: tuple[float, ...], q: Tensor, sizes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Guesses (r, k) and their blocks' sizes (count, k), as small blocks count ever more.
+
+    Each step takes the vector that the blocks annihilate best, weighed by 1 / (size^2 + softness^2).
+    """
+    rough = grams.float()
+    for softness in schedule:
+        exact = grams if softness < _ROUGH else rough
+        weights = 1 / (sizes.square() + softness**2)  # (count, k)
+        gram = (weights.T.to(exact) @ exact).view(-1, len(q), len(q))
+        gram.diagonal(dim1=1, dim2=2).add_(torch.finfo(exact.dtype).eps * weights.max().to(exact))
+        q = unit(solve_definite(gram, q.T.to(exact)[:, :, None])[:, :, 0].T, 0)
+        sizes = frame.sizes(frame.basis.to(exact) @ q).double()
+    return q.double(), sizes
+
+
+def _exact(blocks: Blocks, off: Tensor) -> Tensor:
+    """White directions (k, b) that blocks which are off (count,) leave free."""
+    rows = off[blocks.of_row] & (blocks.of_row >= 0)
+    kernel = _kernel(blocks.side, rows)  # (b, d)
+    if kernel.shape[1] > 1:  # others are off for the same neurons, though not in every round
+        kernel = _sparsest(blocks.side, kernel, rows)
+    return unit((kernel * blocks.side.scales[:, None]).T)
 
 
 def _kernel(side: Side, rows: Tensor) -> Tensor:

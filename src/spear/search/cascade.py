@@ -312,7 +312,7 @@ def _block_round(
         )
         watch.count("starts", starts)
     with watch.stage("settle"):
-        candidates = refine_blocks(blocks, *guesses, watch)
+        candidates = refine_blocks(blocks, found, guesses, watch)
     with watch.stage("round"):
         rounded = pool.rounded(candidates)
     return pool.keep(rounded, rounded.redundancy == 2)

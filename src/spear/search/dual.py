@@ -267,6 +267,7 @@ _SOFTNESS = (0.3, 0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02)
 # what is left after them holds the missing q to a cosine of 0.99 instead of 0.81.
 _SHARPER = (0.01, 0.01, 0.01, 0.005, 0.005, 0.005, 0.002, 0.002, 0.002)
 _PRIOR_WIDTH_ROUNDS = 4.0
+_NEAR = 16.0  # softnesses from zero beyond which a sign has no curvature: e^-16 of the most
 _HALVINGS = 6  # of a Newton step that overshoots
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
@@ -341,10 +342,10 @@ def fit_signs(
 
 def _fit_signs(shared: SharedTerms, q: Tensor, off: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     """`fit_signs` for as many samples as fit at once."""
-    basis = torch.cat([shared.span.expand(len(q), -1, -1), own], 2)  # (k, b, p + o)
-    problem = _LogisticFits.of(shared, basis, q, off)
+    problem = _LogisticFits.of(shared, own, q, off)
     x = problem.solve(shared.softness)
-    c = (basis @ x).squeeze(2)
+    p = shared.span.shape[1]
+    c = x[:, :p, 0] @ shared.span.T + (own @ x[:, p:]).squeeze(2)
     certain = (1 - 2 * off.to(q)).abs()  # (k, rows)
     fits = (problem.features @ x > 0).squeeze(2).to(q)
     return c / (c * q).sum(1, keepdim=True), (certain * fits).sum(1) / certain.sum(1)
@@ -359,18 +360,20 @@ class _LogisticFits:
     pull: Tensor  # (k, p, 1)
 
     @staticmethod
-    def of(shared: SharedTerms, basis: Tensor, q: Tensor, off: Tensor) -> _LogisticFits:
-        """The regressions for c = basis @ x (k, b, p), pulled towards c ~ q in balanced coordinates."""
+    def of(shared: SharedTerms, own: Tensor, q: Tensor, off: Tensor) -> _LogisticFits:
+        """The regressions for c = [span | own] @ x (k, b, p), pulled towards c ~ q."""
         H, change = shared.H, shared.prior.change
         sign = 1 - 2 * off.to(H)  # (k, rows): -1 off, 1 on, in between where uncertain
         guess = unit(q @ change.T)  # (k, b): c ~ q, up to sign
         along = guess @ change @ H.T  # (k, rows)
         guess *= torch.sign((along * (sign - sign.mean(1, keepdim=True))).sum(1, keepdim=True))
         typical = along.square().mean(1, keepdim=True).sqrt()
-        there = torch.linalg.inv(change).T @ basis
+        span = shared.span.expand(len(q), -1, -1)  # (k, b, p)
+        features = torch.cat([(H @ shared.span).expand(len(q), -1, -1), H @ own], 2)
+        there = torch.linalg.inv(change).T @ torch.cat([span, own], 2)
         strength = q.shape[1] / shared.prior.width**2
         return _LogisticFits(
-            H @ basis * (sign / typical)[:, :, None],
+            features * (sign / typical)[:, :, None],
             there.mT @ there * strength,
             there.mT @ guess[:, :, None] * strength,
         )
@@ -382,8 +385,7 @@ class _LogisticFits:
         for softness in schedule:
             wrong = torch.sigmoid(-z / softness)
             slope = self.prior @ x - self.pull
-            weight = wrong * (1 - wrong) / softness**2
-            curvature = (self.features * weight).mT @ self.features + self.prior
+            curvature = self._curvature(z, softness) + self.prior
             step = solve_definite(curvature, slope - self.features.mT @ wrong / softness)
             along = self.features @ step
             # The quadratic part along the step, so that trying a length costs no product.
@@ -398,6 +400,19 @@ class _LogisticFits:
             x = x - length[:, None, None] * step
             z = z - length[:, None, None] * along
         return x
+
+
+    def _curvature(self, z: Tensor, softness: float) -> Tensor:
+        """Second derivative (k, p, p) of the signs' part: of rows so near zero that it is not nothing."""
+        near = int((z.abs() < _NEAR * softness).sum(1).max())
+        features = self.features
+        if 2 * near < features.shape[1]:
+            rows = z.abs().topk(near, dim=1, largest=False).indices  # (k, near, 1)
+            z = z.gather(1, rows)
+            features = features.gather(1, rows.expand(-1, -1, features.shape[2]))
+        wrong = torch.sigmoid(-z / softness)
+        weight = wrong * (1 - wrong) / softness**2
+        return (features * weight).mT @ features
 
 
 def _softplus(z: Tensor, softness: float) -> Tensor:

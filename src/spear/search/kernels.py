@@ -204,16 +204,36 @@ def redundancy(side: Side, direction: Tensor, zeros: Tensor) -> int:
     """How many zero rows, whichever they are, a direction can do without: 0, 1, or 2 and more.
 
     After millions of samples one row beyond those solved for may be zero by accident; two are not.
+
+    Without a row a, the direction x that it held has the size sqrt(P_aa (1 - P_aa)) / |x| in the other
+    zero rows, where P projects onto the span of all of them. Over rounds, where the rows of a neuron
+    differ by little, that may be a small share of the row and still far above the noise.
     """
     A = side.white[zeros]  # (zeros, b)
     inverse = _inverse_gram(side, direction[None], zeros[None])[0]
-    P = A @ inverse @ A.T  # projection onto the span of the zero rows
-    rest = 1 - P.diagonal()
-    left = rest[:, None] * rest - P.square()  # what remains of two rows beside all the others
-    left.fill_diagonal_(1.0)
-    if float(inverse.abs().max()) >= _MAX_INVERSE_GRAM or not bool((rest > _LEVERAGE_SLACK).all()):
+    if float(inverse.abs().max()) >= _MAX_INVERSE_GRAM:
         return 0
-    return 2 if bool((left > _LEVERAGE_SLACK**2).all()) else 1
+    lifted = A @ inverse
+    rest = 1 - (lifted * A).sum(1)  # (zeros,): what remains of a row beside all the others
+    # P_ij^2 <= (1 - rest_i)(1 - rest_j), so two rows with half of each left leave enough of each other.
+    heavy = (rest < 0.5 + _LEVERAGE_SLACK).nonzero().flatten()
+    held_by = lifted / side.scales  # (zeros, b): x of every row, as a unit of noise has it
+    own, noise = rest[heavy], side.free if side.round_of_row is not None else torch.inf
+    length = held_by.square().sum(1)
+    held = (own > _LEVERAGE_SLACK) | (own * (1 - own) > noise**2 * length[heavy])
+    if not bool(held.all()):
+        return 0
+    P = lifted[heavy] @ A.T  # (heavy, zeros)
+    both = own[:, None] * rest - P.square()  # what remains of two rows beside all the others
+    root = (((own[:, None] - rest) / 2).square() + P.square()).sqrt()
+    least = both / ((own[:, None] + rest) / 2 + root)  # of a mix v a_i + w a_j of the two rows
+    v, w = P, own[:, None] - least
+    mixed = v.square() * length[heavy, None] + w.square() * length
+    mixed += 2 * v * w * (held_by[heavy] @ held_by.T)
+    held = least * (1 - least) * (v.square() + w.square()) > noise**2 * mixed
+    held |= both > _LEVERAGE_SLACK**2
+    held[torch.arange(len(heavy), device=held.device), heavy] = True  # no row is two
+    return 2 if bool(held.all()) else 1
 
 
 def _inverse_gram(side: Side, directions: Tensor, zeros: Tensor) -> Tensor:
