@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from spear.factors import Side
-from spear.tolerances import UNDECIDED
+from spear.tolerances import UNDECIDED, ZERO_DEVIATIONS
 
 # A kernel of b-1 rows amplifies the update's noise by the condition of the submatrix: before rounding,
 # entries up to this many zero levels may be zeros. Rounding throws out those that are not.
@@ -46,6 +46,11 @@ def round_to_kernel(side: Side, candidate: Tensor) -> tuple[Tensor, Tensor] | No
         if level > best_level:
             return best
         best, best_level = (q, zeros), level
+        if side.round_of_row is not None:  # rows of few neurons may fix a direction only roughly
+            likely = values <= ZERO_DEVIATIONS * _deviations(side, q, zeros)
+            if not torch.equal(likely | zeros, zeros):
+                zeros = likely | zeros
+                continue
         sharper = _without_outlier_rows(side, values, settled, level)
         if sharper is not None:
             best, best_level = sharper
@@ -54,6 +59,13 @@ def round_to_kernel(side: Side, candidate: Tensor) -> tuple[Tensor, Tensor] | No
         if torch.equal(settled, zeros):
             return best
     return best
+
+
+def _deviations(side: Side, q: Tensor, zeros: Tensor) -> Tensor:
+    """How far noise moves the entries (rows,) of a direction that some rows fix, as in any regression."""
+    R = torch.linalg.qr(torch.cat([side.basis[zeros], q[None]]), mode="r").R
+    leverage: Tensor = torch.linalg.solve_triangular(R.T, side.basis.T, upper=False).norm(dim=0)
+    return leverage * (side.zero / ZERO_DEVIATIONS)
 
 
 def _without_outlier_rows(
