@@ -17,6 +17,7 @@ _OUTLIER = 7.0  # medians above which a row is no zero (4.7 standard deviations 
 # A row that alone holds a direction has leverage 1, less a little noise; a sample's zero rows share the
 # load (about b / zeros each).
 _LEVERAGE_SLACK = 1e-3
+_LEAST_REST = 1e-6  # of a row beside the others: below, rounding decides
 _INVERSE_STEPS = 4  # the smallest value settles in two, the second is then good to a few per cent
 _AT_ONCE = 1 << 22  # entries of the largest tensor: 32 MB in float64
 # A direction with less than this share of a unit vector adds no rank: rounding leaves directions
@@ -46,10 +47,10 @@ def round_to_kernel(side: Side, candidate: Tensor) -> tuple[Tensor, Tensor] | No
         if level > best_level:
             return best
         best, best_level = (q, zeros), level
-        if side.round_of_row is not None:  # rows of few neurons may fix a direction only roughly
-            likely = values <= ZERO_DEVIATIONS * _deviations(side, q, zeros)
-            if not torch.equal(likely | zeros, zeros):
-                zeros = likely | zeros
+        if side.round_of_row is not None:
+            likely = _likely_zeros(side, q, zeros, values)
+            if not torch.equal(likely, zeros):
+                zeros = likely
                 continue
         sharper = _without_outlier_rows(side, values, settled, level)
         if sharper is not None:
@@ -61,11 +62,24 @@ def round_to_kernel(side: Side, candidate: Tensor) -> tuple[Tensor, Tensor] | No
     return best
 
 
-def _deviations(side: Side, q: Tensor, zeros: Tensor) -> Tensor:
-    """How far noise moves the entries (rows,) of a direction that some rows fix, as in any regression."""
+def _likely_zeros(side: Side, q: Tensor, zeros: Tensor, values: Tensor) -> Tensor:
+    """The zeros (rows,) as regression sees them: over rounds, a few rows may fix a direction roughly.
+
+    With the leverage P of every row on the zeros, noise moves another row by sqrt(P) deviations, and
+    leaves sqrt(1 - P) in a zero row. A row of high leverage that is no zero turns the direction until it
+    is one: it shows by what it leaves. The worst of these goes first, then rows within reach come in.
+    """
     R = torch.linalg.qr(torch.cat([side.basis[zeros], q[None]]), mode="r").R
-    leverage: Tensor = torch.linalg.solve_triangular(R.T, side.basis.T, upper=False).norm(dim=0)
-    return leverage * (side.zero / ZERO_DEVIATIONS)
+    P = torch.linalg.solve_triangular(R.T, side.basis.T, upper=False).square().sum(0)
+    in_deviations = values / (side.zero / ZERO_DEVIATIONS)
+    left = in_deviations / (1 - P).clamp_min(_LEAST_REST).sqrt()
+    worst = int(left.masked_fill(~zeros, 0.0).argmax())
+    if float(left[worst]) > UNDECIDED:
+        dropped = zeros.clone()
+        dropped[worst] = False
+        return dropped
+    likely: Tensor = zeros | (in_deviations <= ZERO_DEVIATIONS * P.sqrt())
+    return likely
 
 
 def _without_outlier_rows(
