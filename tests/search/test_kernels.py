@@ -6,11 +6,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear.factors import factorise
+from torch import Tensor
+
+from spear.factors import Side, factorise
 from spear.search.candidates import CandidatePool
-from spear.search.kernels import _below_gap, redundancy, redundant, round_to_kernel, unit
+from spear.search.kernels import (
+    _below_gap,
+    redundancy,
+    redundant,
+    round_to_kernel,
+    smallest_singular,
+    unit,
+)
 from spear.search.watch import Watch
-from support.planted import plant, true_directions
+from support.planted import plant, seeded, true_directions
 
 
 def unit_directions(planted, factors):
@@ -133,3 +142,49 @@ def test_where_nothing_lies_above_the_zeros_their_level_stays():
     values = torch.tensor([0.1, 0.2, 0.3])
     assert _below_gap(values, 0.5) == 0.5
     assert _below_gap(torch.tensor([0.1, 0.6, 0.7, 9.0, 10.0]), 0.5) == pytest.approx(0.7)
+
+
+def over_rounds(rows: Tensor, noise: float) -> Side:
+    """A side of several rounds with these rows (rows, b), before noise of this deviation."""
+    noisy = rows + noise * torch.randn(rows.shape, generator=seeded(7), dtype=torch.float64)
+    s = torch.ones(rows.shape[1], dtype=torch.float64)
+    round_of_row = torch.arange(len(rows)) % 4
+    return Side("outputs", noisy, noisy, s, len(rows), 5 * noise, False, round_of_row)
+
+
+def test_over_rounds_a_row_is_spare_if_the_others_hold_its_direction_above_the_noise():
+    """Rows of a neuron that hardly moves: what a row leaves to the others is a small share of it."""
+    b, noise = 8, 1e-9
+    rows = torch.randn(60, b, generator=seeded(3), dtype=torch.float64)
+    rows[:, 0] = 0  # the direction
+    rows[:, 1] = 0  # held by one large row, and by small ones
+    rows[0, 1] = 1.0
+    zeros = torch.ones(60, dtype=torch.bool)
+    direction = torch.eye(b, dtype=torch.float64)[0]
+    assert redundancy(over_rounds(rows, noise), direction, zeros) == 0
+    rows[1, 1] = 1e-5
+    assert redundancy(over_rounds(rows, noise), direction, zeros) == 1  # without both it is free
+    rows[2, 1] = 1e-5
+    assert redundancy(over_rounds(rows, noise), direction, zeros) == 2
+    rows[1:3, 1] = 1e-9  # noise
+    assert redundancy(over_rounds(rows, noise), direction, zeros) == 0
+
+
+def test_over_rounds_rounding_takes_in_what_noise_explains_and_drops_what_it_does_not():
+    """A direction that rows fix roughly: one row that is no zero turns it, and hides twenty that are."""
+    b, noise = 8, 1e-9
+    rows = torch.randn(80, b, generator=seeded(3), dtype=torch.float64)
+    rows[:, 0] = 0
+    rows[:60, 1] *= 1e-5  # sixty zeros hardly see this way to turn
+    rows[60, 0], rows[60, 1] = 2e-6, 0.005  # no zero, but a small turn makes it one
+    rows[61:, 0] = 0  # zeros as well, that see the turn
+    side = over_rounds(rows, noise)
+    start = torch.zeros(80, dtype=torch.bool)
+    start[:61] = True
+    turned, _ = smallest_singular(side.basis[start])
+    assert bool(((side.basis @ turned).abs()[61:] > 30 * side.zero).any())
+    found = round_to_kernel(side, turned)
+    assert found is not None
+    q, zeros = found
+    assert zeros.tolist() == [True] * 60 + [False] + [True] * 19
+    assert float(q[0].abs()) > 1 - 1e-12

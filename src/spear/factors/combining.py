@@ -118,7 +118,7 @@ class _Kept:
     weight_lengths: Tensor  # (m,)
     rounding: float  # of an entry of the gradient
     noise: float  # of an entry, as far as it is known
-    noisy: bool  # does the round show more noise than rounding?
+    noisy: bool | None  # is that more than rounding? None where its own spectrum does not tell
     round: Round
 
     @property
@@ -246,8 +246,19 @@ class _Accumulated:
         eps = min(_eps(self.first), *(torch.finfo(k.round.precision).eps for k in self.kept))
         return s, Vt, batch_size_from(values, live_rows, self._columns, eps)
 
+    def _assume_noise(self) -> None:
+        """Take rounds that do not tell their noise to be as loud as those that do, until weighed.
+
+        Gradients shrink as training goes on, and the same noise then hides where the samples end.
+        """
+        loud = sorted(kept.noise for kept in self.kept if kept.noisy)
+        for kept in self.kept if loud else ():
+            if kept.noisy is None:
+                kept.noise, kept.noisy = max(kept.noise, loud[len(loud) // 2]), True
+
     def _cut(self) -> None:
         """Drop directions that are noise, if the spectrum shows which."""
+        self._assume_noise()
         _, Vt, rank = self._spectrum()
         if rank is not None and 2 * rank + _SPARE_DIRECTIONS < len(Vt):
             self._turn(Vt[: 2 * rank + _SPARE_DIRECTIONS])
@@ -260,6 +271,7 @@ class _Accumulated:
 
     def weigh(self, left_out: dict[int, str]) -> None:
         """Find the noise of every round, and rounds that have nothing in common with the others."""
+        self._assume_noise()
         for _ in range(_WEIGHINGS):
             s, Vt, rank = self._spectrum()
             if not rank or rank >= min(self._columns, len(Vt)):
@@ -278,6 +290,7 @@ class _Accumulated:
             change = [noise.get(id(kept), kept.noise) / kept.noise for kept in self.kept]
             for kept in self.kept:
                 kept.noise = noise.get(id(kept), kept.noise)
+                kept.noisy = kept.noise > MARGIN * kept.rounding
             if max(change) <= _UNEVEN_NOISE * min(change):
                 return
 
@@ -387,8 +400,8 @@ def _directions(rows: Tensor, level: float) -> Tensor:
     return directions
 
 
-def _own_noise(view: LayerUpdate, G: Tensor) -> tuple[float, float, bool]:
-    """Rounding of an entry, the noise that one round shows by itself, and is that more?"""
+def _own_noise(view: LayerUpdate, G: Tensor) -> tuple[float, float, bool | None]:
+    """Rounding of an entry, the noise that one round shows by itself, and is that more, if it tells?"""
     rows, columns = (int(part.sum()) for part in live(G))
     size = float(G.norm())
     noise = _eps(view) * size / math.sqrt(rows * columns)
@@ -399,7 +412,7 @@ def _own_noise(view: LayerUpdate, G: Tensor) -> tuple[float, float, bool]:
     s = torch.linalg.svdvals(torch.linalg.qr(G.T, mode="r").R)
     rank = batch_size_from(s, rows, columns, _eps(view))
     if rank is None or rank >= min(rows, columns):
-        return noise, noise, False
+        return noise, noise, None
     rest = float(s[rank:].norm()) / math.sqrt((rows - rank) * (columns - rank))
     return noise, max(noise, rest), rest > MARGIN * noise
 

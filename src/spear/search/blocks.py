@@ -145,11 +145,9 @@ class Blocks(Frame):
         r, error = free.shape[1], error_of_duals(known)
         heights, parts = [], []
         for part in torch.split(self.rows, torch.bincount(self.block).tolist()):
-            off = error * (part @ known)  # (t_k, f)
-            spread = torch.eye(len(part), dtype=part.dtype, device=part.device) + off @ off.T
-            even = torch.linalg.solve_triangular(
-                torch.linalg.cholesky(spread), part @ free, upper=False
-            )
+            noise = torch.eye(len(part), dtype=part.dtype, device=part.device)
+            spread = torch.linalg.qr(torch.cat([noise, error * (part @ known).T]), mode="r").R
+            even = torch.linalg.solve_triangular(spread.T, part @ free, upper=False)
             _, s, Vt = torch.linalg.svd(even, full_matrices=False)
             heights.append(s / (len(part) ** 0.5 + r**0.5))  # in units of the edge of noise
             parts.append(Vt)
