@@ -8,10 +8,11 @@ search becomes group-sparse search, which is far easier, and needs no signs:
     q <- normalise( sum_k P_k^T P_k q * max(0, 1 - shrink / |P_k q|) )
 
 with P_k an orthonormal basis of V_k, in coordinates in which sum_k P_k^T P_k = 1, and |P_k q| in units
-of what a random q has. Signs say little as long as more samples are missing than half the neurons (any
-pattern of m signs has some c in more dimensions than that, Cover 1965). Samples that were found are
-kept out by searching where c_i . q = 0 for their c_i: read from signs or, while these say little, taken
-to be c ~ q, which nearly holds in these coordinates.
+of what a random q has. Samples that were found are kept out by searching where c_i . q = 0 for their
+c_i: these coordinates make c ~ q, to an error that the found samples show among themselves, and signs
+are read within that error (dual.py). What is left is a smaller problem of the same kind, with blocks,
+coordinates and noise of its own. Over many rounds few neurons stay off throughout: then a neuron is
+several blocks, of some rounds each.
 
 What blocks leave free together, two samples that switch on the same neurons, is told apart by rows: in
 some rounds one is off and the other is not.
@@ -19,6 +20,7 @@ some rounds one is off and the other is not.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,6 +35,9 @@ from spear.search.starts import distinct
 from spear.search.watch import Watch
 from spear.tolerances import ROWS_PER_SAMPLE, UNDECIDED, ZERO_DEVIATIONS
 
+# Samples per round of a block: a block with many dimensions of b is hardly ever off. Twenty rounds of 300
+# samples are one block; forty rounds of 60 (through 30 neurons) are found in pieces of 7 to 20.
+_SAMPLES_PER_ROUND = 4
 _SWEEPS = 5  # of Tyler's scatter for subspaces
 # Of the zero level: a direction of a block this far above it is known to 1/15, and weaker ones mislead.
 _ABOVE_NOISE = 3.0
@@ -89,12 +94,13 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class Blocks(Frame):
-    """The rows of each neuron as an orthonormal basis, in balanced coordinates."""
+    """The rows of each neuron, in all rounds or in some, as a basis in balanced coordinates."""
 
     side: Side
     of_row: Tensor  # (rows,) the block of each row of the side, -1 where it is none
     change: Tensor  # (b, b): q here = change @ white q, up to scale
     rows: Tensor  # (t, b): the same span as the basis, but in units of noise
+    neurons: int
 
     @staticmethod
     def of(factors: Factors) -> Blocks | None:
@@ -106,8 +112,10 @@ class Blocks(Frame):
         neurons = rounds.neurons[live]
         parts: list[Tensor] = []
         of_row = torch.full_like(neurons, -1)
-        for k in range(rounds.width):
-            rows = (neurons == k).nonzero().flatten()
+        pieces = min(math.ceil(_SAMPLES_PER_ROUND * len(rounds) / factors.b), len(rounds))
+        group = neurons + rounds.width * (side.round_of_row * pieces // len(rounds))  # (rows,)
+        for k in range(rounds.width * pieces):
+            rows = (group == k).nonzero().flatten()
             _, s, Vt = torch.linalg.svd(side.basis[rows], full_matrices=False)
             above = s > _ABOVE_NOISE * side.zero  # noise is even in these coordinates
             if bool(above.any()):
@@ -122,15 +130,19 @@ class Blocks(Frame):
             for rows in (torch.cat(parts), one * (side.zero / ZERO_DEVIATIONS))
         )
         deviation = float(noise.square().sum(0).mean().sqrt())
-        return Blocks(frame.basis, frame.block, side, of_row, change, here / deviation)
+        return Blocks(
+            frame.basis,
+            frame.block,
+            side,
+            of_row,
+            change,
+            here / deviation,
+            rounds.live_neurons(live),
+        )
 
     def here(self, white: Tensor) -> Tensor:
         """White directions (k, b) as columns (b, k) of unit length in these coordinates."""
         return unit(self.change @ white.T, 0)
-
-    def white(self, q: Tensor) -> Tensor:
-        """Columns (b, k) as white directions (k, b) of unit length."""
-        return unit(torch.linalg.solve_triangular(self.change, q, upper=True).T)
 
     def beside(self, known: Tensor, free: Tensor) -> list[tuple[Frame, Tensor]]:
         """Frames in what known samples q (b, f) leave free (b, r), each with q (b, r) of its coordinates.

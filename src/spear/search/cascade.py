@@ -283,9 +283,9 @@ def _zeros_of_its_own(rows: int) -> int:
 
 def _by_blocks(blocks: Blocks, missing: int, idle: int) -> bool:
     """Blocks while signs say nothing, rows and signs for the last; both in turn if stuck."""
-    if missing > blocks.count:
+    if missing > blocks.neurons:
         return True
-    return (ROWS_PER_SAMPLE * missing > blocks.count) == (idle % 2 == 0)
+    return (ROWS_PER_SAMPLE * missing > blocks.neurons) == (idle % 2 == 0)
 
 
 def _block_round(
