@@ -59,6 +59,7 @@ _LARGEST_KERNEL = 8  # dimensions of a kernel of blocks in which samples are tol
 _DRAWS = 2000  # of d - 1 rows in such a kernel: three in ten rows are off for a sample
 _SPARE_ROWS = 10  # that a direction in a kernel must have, beyond those it was solved for
 _SAME_IN_KERNEL = 1 - 1e-6
+_MOST_KEPT = 1 << 26  # entries of products that are computed once: 512 MB in float64
 _AT_ONCE = 1 << 22  # entries of the largest tensor: 32 MB in float64
 _SAME_COSINE = 0.97  # |cos| with a direction that was found
 
@@ -86,10 +87,20 @@ class Frame:
         squares.index_add_(0, self.block, values.square())
         return squares.sqrt_().div_(self.typical.to(values))
 
-    def grams(self) -> Tensor:
-        """P_k^T P_k of every block (count, r r)."""
+    def grams(self) -> Tensor | None:
+        """P_k^T P_k of every block (count, r r); None if that is too much to keep."""
+        if self.count * self.basis.shape[1] ** 2 > _MOST_KEPT:
+            return None
         dims = torch.bincount(self.block).tolist()
         return torch.stack([(part.T @ part).flatten() for part in torch.split(self.basis, dims)])
+
+    def weighted_grams(self, grams: Tensor | None, weights: Tensor) -> Tensor:
+        """sum_k weight_k P_k^T P_k (k, r, r) for every column of weights (count, k)."""
+        r = self.basis.shape[1]
+        if grams is not None:
+            return (weights.T.to(grams) @ grams).view(-1, r, r)
+        basis = self.basis.to(weights)
+        return torch.stack([basis.T @ (w[self.block, None] * basis) for w in weights.T])
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +114,12 @@ class Blocks(Frame):
     neurons: int
 
     @staticmethod
-    def of(factors: Factors) -> Blocks | None:
-        """The blocks of several rounds; None of one round, whose blocks are single rows."""
+    def of(factors: Factors, halvings: int = 0) -> Blocks | None:
+        """The blocks of several rounds; None of one round, whose blocks are single rows.
+
+        Each halving makes them blocks of half as many rounds. The last samples may be off for no neuron
+        throughout, and still in many rows.
+        """
         rounds = factors.view.rounds
         if rounds is None or len(rounds) < 2:
             return None
@@ -112,7 +127,8 @@ class Blocks(Frame):
         neurons = rounds.neurons[live]
         parts: list[Tensor] = []
         of_row = torch.full_like(neurons, -1)
-        pieces = min(math.ceil(_SAMPLES_PER_ROUND * len(rounds) / factors.b), len(rounds))
+        pieces = math.ceil(_SAMPLES_PER_ROUND * len(rounds) / factors.b) << halvings
+        pieces = min(pieces, len(rounds))
         group = neurons + rounds.width * (side.round_of_row * pieces // len(rounds))  # (rows,)
         for k in range(rounds.width * pieces):
             rows = (group == k).nonzero().flatten()
@@ -258,9 +274,7 @@ def _shrunk(frame: Frame, q: Tensor) -> Tensor:
     return q.double()
 
 
-def refine_blocks(
-    blocks: Blocks, found: Tensor, guesses: list[Guesses], watch: Watch
-) -> Tensor:
+def refine_blocks(blocks: Blocks, found: Tensor, guesses: list[Guesses], watch: Watch) -> Tensor:
     """Exact directions (k', b), white, from guesses beside what was found (f, b)."""
     lifted, sizes = [], []
     for each in guesses:  # first among what is free, so that none goes back to a sample found
@@ -298,20 +312,20 @@ def _sharpen(
 
 
 def _sharpened(
-    frame: Frame, grams: Tensor, schedule: tuple[float, ...], q: Tensor, sizes: Tensor
+    frame: Frame, grams: Tensor | None, schedule: tuple[float, ...], q: Tensor, sizes: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Guesses (r, k) and their blocks' sizes (count, k), as small blocks count ever more.
 
     Each step takes the vector that the blocks annihilate best, weighed by 1 / (size^2 + softness^2).
     """
-    rough = grams.float()
+    rough = None if grams is None else grams.float()
     for softness in schedule:
-        exact = grams if softness < _ROUGH else rough
-        weights = 1 / (sizes.square() + softness**2)  # (count, k)
-        gram = (weights.T.to(exact) @ exact).view(-1, len(q), len(q))
-        gram.diagonal(dim1=1, dim2=2).add_(torch.finfo(exact.dtype).eps * weights.max().to(exact))
-        q = unit(solve_definite(gram, q.T.to(exact)[:, :, None])[:, :, 0].T, 0)
-        sizes = frame.sizes(frame.basis.to(exact) @ q).double()
+        fine = softness < _ROUGH
+        weights = (1 / (sizes.square() + softness**2)).to(torch.float64 if fine else torch.float32)
+        gram = frame.weighted_grams(grams if fine else rough, weights)
+        gram.diagonal(dim1=1, dim2=2).add_(torch.finfo(gram.dtype).eps * weights.max())
+        q = unit(solve_definite(gram, q.T.to(gram)[:, :, None])[:, :, 0].T, 0)
+        sizes = frame.sizes(frame.basis.to(q) @ q).double()
     return q.double(), sizes
 
 

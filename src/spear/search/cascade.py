@@ -16,6 +16,7 @@ Where the paper needs 2^b submatrices, a start succeeds with probability 0.3 to 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -155,7 +156,9 @@ class CascadeFinder:
     def _rounds(
         self, factors: Factors, pool: CandidatePool, generator: torch.Generator, watch: Watch
     ) -> Iterator[Directions]:
-        side, b, blocks = factors.outputs, factors.b, Blocks.of(factors)
+        side, b = factors.outputs, factors.b
+        blocks_of = functools.cache(functools.partial(Blocks.of, factors))
+        blocks = blocks_of(0)
         whole = dual_problem(factors, None if blocks is None else blocks.change)
         missing, idle = whole, 0
         if len(pool):
@@ -163,8 +166,9 @@ class CascadeFinder:
         while missing.missing and not watch.expired:
             left = missing.missing
             if blocks is not None and _by_blocks(blocks, left, idle) and idle < self.patience:
+                finer = blocks_of(idle // 2) or blocks
                 grown = _block_round(
-                    pool, blocks, missing, idle=idle, generator=generator, watch=watch
+                    pool, finer, missing, idle=idle, generator=generator, watch=watch
                 )
             elif idle < self.patience:
                 grown = self._round(pool, balance(missing), idle, generator, watch)

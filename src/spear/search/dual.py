@@ -401,7 +401,6 @@ class _LogisticFits:
             z = z - length[:, None, None] * along
         return x
 
-
     def _curvature(self, z: Tensor, softness: float) -> Tensor:
         """Second derivative (k, p, p) of the signs' part: of rows so near zero that it is not nothing."""
         near = int((z.abs() < _NEAR * softness).sum(1).max())
