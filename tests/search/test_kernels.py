@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from torch import Tensor
 
 from spear.factors import Side, factorise
@@ -171,7 +170,7 @@ def test_over_rounds_a_row_is_spare_if_the_others_hold_its_direction_above_the_n
 
 
 def test_over_rounds_rounding_takes_in_what_noise_explains_and_drops_what_it_does_not():
-    """A direction that rows fix roughly: one row that is no zero turns it, and hides twenty that are."""
+    """A direction that rows fix roughly: a row that is no zero turns it, and hides 19 that are."""
     b, noise = 8, 1e-9
     rows = torch.randn(80, b, generator=seeded(3), dtype=torch.float64)
     rows[:, 0] = 0

@@ -35,22 +35,22 @@ from spear.search.starts import distinct
 from spear.search.watch import Watch
 from spear.tolerances import ROWS_PER_SAMPLE, UNDECIDED, ZERO_DEVIATIONS
 
-# Samples per round of a block: a block with many dimensions of b is hardly ever off. Twenty rounds of 300
-# samples are one block; forty rounds of 60 (through 30 neurons) are found in pieces of 7 to 20.
+# Samples per round of a block: one that has many of the b dimensions is hardly ever off. Twenty rounds
+# of 300 samples are one block; forty rounds of 60 (30 neurons) are found in pieces of 7 to 20.
 _SAMPLES_PER_ROUND = 4
 _SWEEPS = 5  # of Tyler's scatter for subspaces
 # Of the zero level: a direction of a block this far above it is known to 1/15, and weaker ones mislead.
 _ABOVE_NOISE = 3.0
 # In units of a random q's size, from the first step to the last: strong shrinkage finds the blocks that
-# are on, weak shrinkage leaves them as they are. At b = 2 m and 8 rounds 0.38 and 0.50 of the starts end
-# near a sample, with 0.3 throughout 0.11 and 0.20.
+# are on, weak shrinkage leaves them as they are. At b = 2 m and 8 rounds 0.38 and 0.50 of the starts
+# end near a sample (two batches), with 0.3 throughout 0.11 and 0.20.
 _SHRINK = (0.9, 0.1)
 _NEARLY_ZERO = 0.3
 _STEPS = 150
 _FEWEST_ROWS = 2  # that a frame has for every dimension
-# Sizes at which a block counts as half zero: among what is free, then anywhere, where blocks that are off
-# have 0.3 and less, and 1e-5 in the end. At b = 2 m and 8 rounds, half of the guesses near a sample reach
-# it; with jumps (0.1, 0.03) one in ten.
+# Sizes at which a block counts as half zero: among what is free, then anywhere. Blocks that are off have
+# 0.3 and less at first, and 1e-5 in the end. At b = 2 m and 8 rounds, half of the guesses near a sample
+# reach it so; with jumps (0.1, 0.03) one in ten.
 _SOFTNESS = tuple(torch.logspace(-0.5, -1, 10).tolist())
 _SHARPER = (*torch.logspace(-1, -2, 12).tolist(), 0.003, 0.001)
 _ROUGH = 0.02  # float32 is enough for softer blocks, whose weights differ by less than 1e4
@@ -124,12 +124,13 @@ class Blocks(Frame):
         if rounds is None or len(rounds) < 2:
             return None
         side, live = factors.outputs, factors.live_rows
-        neurons = rounds.neurons[live]
+        neurons, round_of_row = rounds.neurons[live], side.round_of_row
+        assert round_of_row is not None
         parts: list[Tensor] = []
         of_row = torch.full_like(neurons, -1)
         pieces = math.ceil(_SAMPLES_PER_ROUND * len(rounds) / factors.b) << halvings
         pieces = min(pieces, len(rounds))
-        group = neurons + rounds.width * (side.round_of_row * pieces // len(rounds))  # (rows,)
+        group = neurons + rounds.width * (round_of_row * pieces // len(rounds))  # (rows,)
         for k in range(rounds.width * pieces):
             rows = (group == k).nonzero().flatten()
             _, s, Vt = torch.linalg.svd(side.basis[rows], full_matrices=False)
@@ -161,13 +162,13 @@ class Blocks(Frame):
         return unit(self.change @ white.T, 0)
 
     def beside(self, known: Tensor, free: Tensor) -> list[tuple[Frame, Tensor]]:
-        """Frames in what known samples q (b, f) leave free (b, r), each with q (b, r) of its coordinates.
+        """Frames in what known samples q (b, f) leave free (b, r); each with q (b, r) of its coordinates.
 
-        The c of known samples are read, with an error of about one size in every direction. So a block's
-        rows are off by that times what these samples have in them, besides their noise. One frame has
-        every direction of the blocks that stands above that; the other only the highest. Where weights
-        hardly move, all others come from the few samples that switched neurons, and every start of the
-        first frame ends in one of those.
+        The c of known samples are read, with an error of about one size in every direction. So the rows
+        of a block are off by that times what these samples have in them, besides their noise. One frame
+        has every direction of the blocks that stands above that; the other only the highest. Where
+        weights hardly move, all others come from the few samples that switched neurons, and every start
+        of the first frame ends in one of those.
         """
         free = torch.linalg.qr(free).Q  # (b, r)
         r, error = free.shape[1], error_of_duals(known)

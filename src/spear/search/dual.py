@@ -14,6 +14,7 @@ how far each row is from its threshold.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -290,16 +291,16 @@ class Prior:
 
 
 def error_of_duals(q: Tensor) -> float:
-    """How far c_i . q_j is from zero if c is taken to be dual to the known q (b, k), j not among them.
+    """How far c_i . q_j is from zero if c is dual to the known q (b, k), and j is not among them.
 
-    Each j is left out in turn. With K = (q^T q)^-1, the c_i of the others have c_i . q_j = -K_ij / K_jj.
+    Each j is left out in turn. With K = (q^T q)^-1, the others' c_i then have c_i . q_j = -K_ij / K_jj.
     """
-    k = q.shape[1]
+    b, k = q.shape
     if k < 2:
-        return q.shape[0] ** -0.5  # that of a random direction
-    K = torch.linalg.inv(q.T @ q)
+        return math.sqrt(1 / b)  # that of a random direction
+    K = torch.linalg.pinv(q.T @ q, hermitian=True)
     off = (K / K.diagonal()).fill_diagonal_(0)
-    return float(off.square().sum() / (k * (k - 1))) ** 0.5
+    return math.sqrt(float(off.square().sum()) / (k * (k - 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -402,7 +403,7 @@ class _LogisticFits:
         return x
 
     def _curvature(self, z: Tensor, softness: float) -> Tensor:
-        """Second derivative (k, p, p) of the signs' part: of rows so near zero that it is not nothing."""
+        """Second derivative (k, p, p) of the signs' part; rows far from zero add nothing to it."""
         near = int((z.abs() < _NEAR * softness).sum(1).max())
         features = self.features
         if 2 * near < features.shape[1]:

@@ -49,8 +49,8 @@ _SIGN_AGREEMENT_FEW, _SIGN_AGREEMENT_LAST = 0.8, 0.6
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
 _SWEEPS = 12  # of the joint refinement; patterns settle in three to six
 _SAME_COSINE = 0.98  # |cos| above which two refined directions are the same
-# Share of a direction's zeros that another has not, below which it is a mix that holds the other: 0.03 for
-# a mix, 0.15 and more for photos, 0.05 for two inputs at a cosine of 0.99.
+# Share of a direction's zeros that another has not, below which it is a mix that holds the other: 0.03
+# for a mix, 0.15 and more for photos, 0.05 for two inputs at a cosine of 0.99.
 _MIXED = 0.05
 
 
