@@ -15,6 +15,7 @@ from spear.search.watch import Watch
 from support.planted import gaussian, seeded
 
 B, M, N, R = 30, 24, 90, 10
+PIECES = 2  # blocks per neuron: of five rounds each
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,11 @@ def rounds():
     return factors, unit((factors.left.T @ D).T), D
 
 
+def switched_on(D):
+    """Is a sample on in some round of a block? (count, b)"""
+    return (D != 0).view(PIECES, R // PIECES, M, B).any(1).flatten(0, 1)
+
+
 def test_one_round_has_no_blocks(rounds):
     factors, _, _ = rounds
     net = nn.Sequential(nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -51,7 +57,8 @@ def test_one_round_has_no_blocks(rounds):
     assert Blocks.of(factorise(one)) is None
     blocks = Blocks.of(factors)
     assert blocks is not None
-    assert blocks.count == M
+    assert blocks.count == PIECES * M
+    assert blocks.neurons == M
 
 
 def test_blocks_are_orthonormal_and_sum_to_one(rounds):
@@ -68,9 +75,18 @@ def test_a_sample_has_no_size_in_blocks_that_it_never_switches_on(rounds):
     factors, true, D = rounds
     blocks = Blocks.of(factors)
     sizes = blocks.sizes(blocks.basis @ blocks.here(true))  # (count, b)
-    on = (D != 0).view(R, M, B).any(0)
-    assert float(sizes[~on].max()) < 1e-6
-    assert float(sizes[on].median()) > 0.5
+    assert float(sizes[~switched_on(D)].max()) < 1e-6
+    assert float(sizes[switched_on(D)].median()) > 0.5
+
+
+def test_halved_blocks_are_of_half_as_many_rounds(rounds):
+    factors, true, D = rounds
+    finest = Blocks.of(factors, halvings=9)
+    assert finest.count == int((factors.live_rows).sum())  # no less than a row
+    halved = Blocks.of(factors, halvings=1)
+    assert halved.count == 2 * PIECES * M
+    sizes = halved.sizes(halved.basis @ halved.here(true))
+    assert float((sizes < 1e-6).double().mean()) > float((~switched_on(D)).double().mean())
 
 
 def test_starts_end_in_samples_and_kernels_are_exact(rounds):
@@ -108,7 +124,7 @@ def test_frames_of_what_is_left_hold_the_missing_samples(rounds):
     known = blocks.here(true[:k])
     duals = torch.linalg.pinv(known)  # c ~ q: nearly
     free = torch.linalg.svd(duals, full_matrices=True).Vh[k:].T
-    on = (D != 0).view(R, M, B).any(0)[:, k:]
+    on = switched_on(D)[:, k:]
     frames = blocks.beside(known, free)
     assert len(frames[-1][0].basis) >= 2 * (B - k)
     for frame, lift in frames:

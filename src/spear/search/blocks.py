@@ -48,9 +48,9 @@ _SHRINK = (0.9, 0.1)
 _NEARLY_ZERO = 0.3
 _STEPS = 150
 _FEWEST_ROWS = 2  # that a frame has for every dimension
-# Sizes at which a block counts as half zero: among what is free, then anywhere. Blocks that are off have
-# 0.3 and less at first, and 1e-5 in the end. At b = 2 m and 8 rounds, half of the guesses near a sample
-# reach it so; with jumps (0.1, 0.03) one in ten.
+# Sizes at which a block counts as half zero: among what is free, then anywhere. Blocks that are off
+# have 0.3 and less at first, and 1e-5 in the end. At b = 2 m and 8 rounds, half of the guesses near a
+# sample reach it so; with jumps (0.1, 0.03) one in ten.
 _SOFTNESS = tuple(torch.logspace(-0.5, -1, 10).tolist())
 _SHARPER = (*torch.logspace(-1, -2, 12).tolist(), 0.003, 0.001)
 _ROUGH = 0.02  # float32 is enough for softer blocks, whose weights differ by less than 1e4
@@ -162,7 +162,7 @@ class Blocks(Frame):
         return unit(self.change @ white.T, 0)
 
     def beside(self, known: Tensor, free: Tensor) -> list[tuple[Frame, Tensor]]:
-        """Frames in what known samples q (b, f) leave free (b, r); each with q (b, r) of its coordinates.
+        """Frames in what known samples q (b, f) leave free (b, r), each with its coordinates' q (b, r).
 
         The c of known samples are read, with an error of about one size in every direction. So the rows
         of a block are off by that times what these samples have in them, besides their noise. One frame

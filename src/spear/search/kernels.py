@@ -67,7 +67,7 @@ def _likely_zeros(side: Side, q: Tensor, zeros: Tensor, values: Tensor) -> Tenso
 
     With the leverage P of every row on the zeros, noise moves another row by sqrt(P) deviations, and
     leaves sqrt(1 - P) in a zero row. A row of high leverage that is no zero turns the direction until
-    it is one: it shows by what it leaves. The worst of these goes first, then rows within reach come in.
+    it is one: it shows by what it leaves. The worst of these goes first, then rows in reach come in.
     """
     R = torch.linalg.qr(torch.cat([side.basis[zeros], q[None]]), mode="r").R
     P = torch.linalg.solve_triangular(R.T, side.basis.T, upper=False).square().sum(0)
