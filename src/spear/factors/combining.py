@@ -290,7 +290,6 @@ class _Accumulated:
             change = [noise.get(id(kept), kept.noise) / kept.noise for kept in self.kept]
             for kept in self.kept:
                 kept.noise = noise.get(id(kept), kept.noise)
-                kept.noisy = kept.noise > MARGIN * kept.rounding
             if max(change) <= _UNEVEN_NOISE * min(change):
                 return
 
