@@ -247,12 +247,12 @@ class _Accumulated:
         return s, Vt, batch_size_from(values, live_rows, self._columns, eps)
 
     def _assume_noise(self) -> None:
-        """Take rounds that do not tell their noise to be as loud as those that do, until weighed.
+        """Take rounds that do not tell their noise to be as loud as most others are, until weighed.
 
         Gradients shrink as training goes on, and the same noise then hides where the samples end.
         """
         loud = sorted(kept.noise for kept in self.kept if kept.noisy)
-        for kept in self.kept if loud else ():
+        for kept in self.kept if 2 * len(loud) > len(self.kept) else ():
             if kept.noisy is None:
                 kept.noise, kept.noisy = max(kept.noise, loud[len(loud) // 2]), True
 
