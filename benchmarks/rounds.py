@@ -58,18 +58,21 @@ SETTINGS = [
     Setting("40 of 100, 2 rounds", 40, 100, 2, seeds=30),
     Setting("100 of 100, 10 rounds", 100, 100, 10, seeds=20),
     Setting("100 of 100, 10 rounds, lr 0.001", 100, 100, 10, lr=0.001, seeds=20, oracle=True),
-    Setting("200 of 100, 20 rounds", 200, 100, 20),
-    Setting("300 of 100, 20 rounds", 300, 100, 20, seeds=5),
-    Setting("400 of 100, 30 rounds", 400, 100, 30, seeds=3),
-    Setting("5 clients of 40, 100, 8 rounds", 200, 100, 8, clients=5, seeds=5),
+    Setting("200 of 100, 20 rounds", 200, 100, 20, seeds=6),
+    Setting("5 clients of 40, 100, 8 rounds", 200, 100, 8, clients=5, seeds=8),
     Setting("5 clients of 40, 100, 20 rounds", 200, 100, 20, clients=5, seeds=3),
-    Setting("200 MNIST of 100, 20 rounds", 200, 100, 20, data="mnist", seeds=6),
-    Setting("200 MNIST in [0, 1] of 100, 20 rounds", 200, 100, 20, data="mnist", raw=True, seeds=6),
+    Setting("200 MNIST of 100, 20 rounds", 200, 100, 20, data="mnist", seeds=4),
+    Setting("200 MNIST in [0, 1] of 100, 20 rounds", 200, 100, 20, data="mnist", raw=True, seeds=4),
+    Setting("300 of 100, 20 rounds", 300, 100, 20, seeds=4),
+    Setting("400 of 100, 30 rounds", 400, 100, 30, seeds=2),
+    Setting("20 TinyImageNet, sigma 1e-4", 20, 200, 10, data="tiny_imagenet", sigma=1e-4, seeds=5),
+    Setting("60 of 30, 20 rounds", 60, 30, 20),
+    Setting("100 of 30, 40 rounds", 100, 30, 40),
+    *(Setting(f"200 of 100, {R} rounds", 200, 100, R, seeds=3) for R in (6, 7)),
     *(
         Setting(f"400 MNIST of 200, {R} rounds", 400, 200, R, data="mnist", seeds=1)
-        for R in (5, 10, 20)
+        for R in (20, 10, 8, 6)
     ),
-    Setting("20 TinyImageNet, sigma 1e-4", 20, 200, 10, data="tiny_imagenet", sigma=1e-4, seeds=5),
 ]
 
 
