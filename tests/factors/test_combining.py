@@ -262,3 +262,20 @@ def test_too_few_rounds_say_how_many_more():
     result = spear.invert(spear.combine(views(play(2, x, y))))
     assert result.outcome.name in ("INCONCLUSIVE", "APPROXIMATE")
     assert "more would do" in result.reason
+
+
+def test_a_round_that_noise_nearly_hides_belongs_to_the_others():
+    """Gradients shrink as training goes on, the noise does not: the last round shows no samples."""
+    x, y = data(6)
+
+    def sent(r, grads):
+        noise = torch.Generator().manual_seed(r)
+        size = 0.005 if r == 5 else 1.0
+        return [size * g + 1e-5 * torch.randn(g.shape, generator=noise) for g in grads]
+
+    alone = list(views(play(6, x, y, sent=sent)))
+    assert factorise(alone[-1]).batch_size is None
+    view = spear.combine(alone)
+    assert view.rounds is not None
+    assert not view.rounds.left_out
+    assert view.rounds.batch_size == 6
