@@ -22,7 +22,6 @@ from spear.factors.streaming import double, live, with_unseen
 from spear.tolerances import MARGIN
 from spear.update import LayerUpdate, Protocol, Round, Rounds, looks_like_adam, network_before
 
-_FIRST_LIMIT = 512  # directions of the basis before it is cut for the first time
 _SPARE_DIRECTIONS = 16  # besides twice the samples that show
 _NEW_DIRECTION = 1e-3  # roundings of a round's gradient: fainter directions are dropped at once
 _UNEVEN_NOISE = 1.5  # ratio of two rounds' noise from which rows are weighed again
@@ -155,7 +154,7 @@ class _Accumulated:
         self.weight = double(first.weight)
         self.basis = self.weight[:0]
         self.kept: list[_Kept] = []
-        self.limit = _FIRST_LIMIT
+        self.limit = first.outputs  # directions of the basis above which it is cut
         self.live_columns = torch.zeros(first.inputs, dtype=torch.bool, device=self.weight.device)
         self.read_columns = torch.zeros_like(self.live_columns)  # with any weight in any round
 
@@ -417,12 +416,12 @@ def _own_noise(view: LayerUpdate, G: Tensor) -> tuple[float, float, bool | None]
 
 
 def _repeats(one: _Kept, other: _Kept) -> bool:
-    """Is it the same round again?"""
-    return (
-        torch.equal(one.bias, other.bias)
-        and torch.equal(one.bias_grad, other.bias_grad)
-        and float((one.gradient - other.gradient).norm()) <= _SAME_ROWS * float(one.gradient.norm())
-    )
+    """Is it the same round again, as far as the basis holds both?"""
+    if not (torch.equal(one.bias, other.bias) and torch.equal(one.bias_grad, other.bias_grad)):
+        return False
+    apart = float((one.gradient - other.gradient).square().sum())
+    lost = float(one.outside.sum() + other.outside.sum())
+    return apart <= _SAME_ROWS**2 * float(one.energy.sum()) + 2 * lost
 
 
 def _round(number: int, view: LayerUpdate) -> Round:
