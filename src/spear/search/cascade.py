@@ -41,6 +41,7 @@ from spear.search.dual import (
 )
 from spear.search.kernels import (
     certain_zeros,
+    round_to_kernel,
     scale,
     smallest_singular,
     sparsest_independent,
@@ -62,6 +63,8 @@ _SPARE_ROWS = 3  # rows beyond the rank, too many for an accident
 _KERNEL_NOISE_LIMIT = 5e-3
 _MAX_SAMPLES_PER_ROW = 0.8  # per live row: beyond, none can have enough zeros, whatever the data
 _NEGATIVE_SHARE_USED = 0.7  # of the rows with a negative sign, the most negative ones
+_NEGATIVE_SHARES = (0.99, 0.9, 0.7)  # over rounds: few signs are wrong, and many rows are needed
+_MOST_REPAIRS = 8  # directions solved anew, the worst first
 _MOST_DIRECTIONS = 20  # overdetermined ones per sample: so many are mixes, and more help no one
 _BLOCK_STARTS = 2  # per missing sample: nearly all of them end near a sample
 _CANCELS = 1e-4  # how near a row comes to zero in some mix of two samples, for the smallest rows
@@ -134,12 +137,10 @@ class CascadeFinder:
             if repaired:
                 yield pool.snapshot()
         elif factors.view.rounds is not None and not watch.expired:
-            with watch.stage("repair"):  # a direction that few rows gave is not exact in the others
-                again = CandidatePool(side, threshold=pool.threshold, watch=watch)
-                sharper = again.rounded(directions_from_signs(factors, pool.snapshot()))
-                again.keep(sharper, sharper.redundancy > 0)
-            if again.complete:
-                yield again.snapshot()
+            with watch.stage("repair"):
+                solved_anew = without_contradictions(factors, pool.snapshot())
+            if solved_anew is not None:
+                yield solved_anew
 
     def _estimates(
         self, factors: Factors, generator: torch.Generator, watch: Watch
@@ -227,17 +228,57 @@ def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:
     After many local steps fewer rows stay off, and a mix of two samples may pass for one. It spoils the
     input of the sample that is missing; the other's is right, and its signs give the true direction.
     """
-    side, b = pool.side, factors.b
-    white = unit(pool.vectors * side.scales[:, None], 0)
+    chosen = _all_samples(pool)
+    if chosen is None:
+        return pool.side.white.new_zeros(0, factors.b)
+    Z = _preactivations(factors, chosen)
+    directions = [_from_negative(pool.side, z, _NEGATIVE_SHARE_USED) for z in Z.T]
+    return torch.stack(directions) * pool.side.scales
+
+
+def without_contradictions(factors: Factors, pool: Directions) -> Directions | None:
+    """The b directions of several rounds, those solved anew whose zeros contradict their signs.
+
+    A row that is no zero turns a direction that few rows hold, and hides zeros that are. It spoils the
+    inputs of all others by a little. Its own input rests on the others' directions: its signs are right,
+    and say which rows are off. None if nothing was gained.
+    """
+    chosen, gained = _all_samples(pool), False
+    if chosen is None:
+        return None
+    for _ in range(_MOST_REPAIRS):
+        Z = _preactivations(factors, chosen)
+        worst = int(((Z < 0) ^ chosen.zeros).sum(0).argmax())
+        best, most = None, int(chosen.zeros[:, worst].sum())
+        for share in _NEGATIVE_SHARES:
+            found = round_to_kernel(chosen.side, _from_negative(chosen.side, Z[:, worst], share))
+            if found is not None and int(found[1].sum()) > most:
+                best, most = found, int(found[1].sum())
+        if best is None:
+            break
+        chosen, gained = chosen.replaced(worst, *best), True
+    return chosen if gained else None
+
+
+def _all_samples(pool: Directions) -> Directions | None:
+    """The b sparsest independent directions; None if there are fewer."""
+    white = unit(pool.vectors * pool.side.scales[:, None], 0)
     chosen = sparsest_independent(white, pool.sparsity + pool.redundancy)
-    if len(chosen) < b:
-        return side.white.new_zeros(0, b)
-    C = scale(torch.linalg.inv(pool.vectors[:, chosen]), factors.bias_coordinates)  # (b, b)
+    return pool.pick(chosen) if len(chosen) == len(white) else None
+
+
+def _preactivations(factors: Factors, samples: Directions) -> Tensor:
+    """Z (rows, b) of b directions, the larger of before and after."""
+    C = scale(torch.linalg.inv(samples.vectors), factors.bias_coordinates)  # (b, b)
     H, bias = factors.before_and_after
-    Z = (H @ C.T + bias).amax(0)[factors.live_rows]  # (rows, b)
-    used = ((Z < 0).sum(0) * _NEGATIVE_SHARE_USED).long().clamp_min(b)
-    off = [z.argsort()[:count] for z, count in zip(Z.T, used.tolist(), strict=True)]
-    return torch.stack([smallest_singular(side.basis[rows])[0] for rows in off]) * side.scales
+    Z: Tensor = (H @ C.T + bias).amax(0)[factors.live_rows]
+    return Z
+
+
+def _from_negative(side: Side, z: Tensor, share: float) -> Tensor:
+    """The direction (b,) that this share of the rows with z < 0 annihilates, the most negative ones."""
+    count = max(int(share * int((z < 0).sum())), side.basis.shape[1])
+    return smallest_singular(side.basis[z.argsort()[:count]])[0]
 
 
 def _all_of(side: Side) -> int:

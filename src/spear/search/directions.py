@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from spear.factors import Factors, Side
+from spear.search.kernels import redundancy, unit
 from spear.search.watch import Watch
 
 
@@ -33,6 +34,14 @@ class Directions:
         return Directions(
             self.side, self.vectors[:, chosen], self.zeros[:, chosen], self.redundancy[chosen]
         )
+
+    def replaced(self, j: int, vector: Tensor, zeros: Tensor) -> Directions:
+        """The same with another direction in place of the j-th."""
+        vectors, all_zeros = self.vectors.clone(), self.zeros.clone()
+        vectors[:, j], all_zeros[:, j] = vector, zeros
+        count = self.redundancy.clone()
+        count[j] = redundancy(self.side, unit(vector * self.side.scales), zeros)
+        return Directions(self.side, vectors, all_zeros, count)
 
     @property
     def sparsity(self) -> Tensor:
