@@ -55,6 +55,7 @@ from spear.search.watch import Watch
 from spear.tolerances import ROWS_PER_SAMPLE, UNDECIDED
 
 _BLOCKS = 512  # b x b inverses at a time when sampling
+_AT_ONCE = 1 << 25  # entries of these: 256 MB in float64
 _LARGEST_SWAP = 1 << 21  # b^2 rows up to which swapping in rejected directions is worth trying
 _CLUSTER_GUESSES = 16  # guesses at a shared pattern
 _SPARE_ROWS = 3  # rows beyond the rank, too many for an accident
@@ -239,8 +240,8 @@ def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:
 def without_contradictions(factors: Factors, pool: Directions) -> Directions | None:
     """The b directions of several rounds, those solved anew whose zeros contradict their signs.
 
-    A row that is no zero turns a direction that few rows hold, and hides zeros that are. It spoils the
-    inputs of all others by a little. Its own input rests on the others' directions: its signs are right,
+    A row that is no zero turns a direction that few rows hold, and hides zeros that are. It spoils
+    the inputs of all others by a little. Its own input rests on the others' directions: its signs are right,
     and say which rows are off. None if nothing was gained.
     """
     chosen, gained = _all_samples(pool), False
@@ -307,8 +308,8 @@ def _sample(
 ) -> bool:
     """The paper's sampling, of rows that are likely off for a missing sample."""
     with watch.stage("sample"):
-        draw = Draw(_BLOCKS, weights=residual.weights)
         b = pool.side.white.shape[1]
+        draw = Draw(max(1, min(_BLOCKS, _AT_ONCE // b**2)), weights=residual.weights)
         candidates, count = kernels(pool.side, b - 1, generator, draw)
         watch.count("submatrices", count)
         return pool.add(candidates[: _MOST_DIRECTIONS * b])

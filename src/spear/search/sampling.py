@@ -288,8 +288,9 @@ def kernels_by_inverse(white: Tensor, generator: torch.Generator, draw: Draw) ->
     needed = min(_PROBE_ZEROS, probes)
     sparse = (values <= _PROBE_MARGIN * typical).sum(-2) >= needed  # (N, k)
     kept, left_out = sparse.nonzero(as_tuple=True)
-    inverse = _leaving_one_out(white[drawn[kept]], draw.independent)
-    candidates = inverse[torch.arange(len(kept), device=white.device), :, left_out]
+    blocks, of_kept = kept.unique(return_inverse=True)  # a block may be kept up to b times
+    inverse = _leaving_one_out(white[drawn[blocks]], draw.independent)
+    candidates = inverse[of_kept, :, left_out]
     return candidates[candidates.isfinite().all(1)], sparse.numel()
 
 
