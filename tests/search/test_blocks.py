@@ -9,7 +9,7 @@ from spear.factors import factorise
 from spear.search.blocks import Blocks, refine_blocks, search_blocks
 from spear.search.candidates import CandidatePool
 from spear.search.cascade import _zeros_of_its_own
-from spear.search.dual import error_of_duals
+from spear.search.dual import chance_off, deflate, dual_problem, error_of_duals
 from spear.search.kernels import certain_zeros, unit
 from spear.search.watch import Watch
 from support.planted import gaussian, seeded
@@ -67,8 +67,30 @@ def test_blocks_are_orthonormal_and_sum_to_one(rounds):
     for k in range(blocks.count):
         P = blocks.basis[blocks.block == k]
         torch.testing.assert_close(P @ P.T, torch.eye(len(P)).to(P))
-    frame = torch.linalg.eigvalsh(blocks.basis.T @ blocks.basis)
+    weighed = blocks.weights[blocks.block, None] * blocks.basis
+    frame = torch.linalg.eigvalsh(blocks.basis.T @ weighed)
     assert float(frame.max() / frame.min()) < 1.5
+
+
+def test_blocks_weigh_as_often_as_they_are_off(rounds):
+    """In uncentred data some neurons are on for nearly everyone, and say nothing about zeros."""
+    x = 0.5 + 0.3 * gaussian(B, N).double()
+    net = nn.Sequential(nn.Linear(N, M), nn.ReLU(), nn.Linear(M, 5)).double()
+    views, off = [], []
+    for _ in range(4):
+        z = net[0](x)
+        loss = nn.functional.cross_entropy(net[1:](z), torch.arange(B) % 5)
+        grads = torch.autograd.grad(loss, list(net.parameters()))
+        views.append(spear.observe(net, grads))
+        off.append((z < 0).double().mean(0))
+        with torch.no_grad():
+            net[0].weight.sub_(0.5 * grads[0])
+    factors = factorise(spear.combine(views))
+    blocks = Blocks.of(factors, halvings=9)  # a block is a row
+    true = torch.cat(off)[factors.live_rows][blocks.of_row >= 0]
+    row = torch.empty_like(blocks.of_row).scatter_(0, blocks.of_row, torch.arange(len(true)))
+    both = torch.stack([blocks.weights, true[row]])
+    assert float(torch.corrcoef(both)[0, 1]) > 0.8
 
 
 def test_a_sample_has_no_size_in_blocks_that_it_never_switches_on(rounds):
@@ -92,7 +114,7 @@ def test_halved_blocks_are_of_half_as_many_rounds(rounds):
 def test_starts_end_in_samples_and_kernels_are_exact(rounds):
     factors, true, _ = rounds
     blocks, nothing = Blocks.of(factors), true[:0]
-    everything = torch.eye(B).double()
+    everything = dual_problem(factors)
     guesses = search_blocks(
         blocks, nothing, everything, starts=200, generator=seeded(0), watch=Watch()
     )
@@ -108,7 +130,7 @@ def test_what_was_found_is_not_found_again(rounds):
     blocks = Blocks.of(factors)
     known = true[: B // 2]
     c = torch.linalg.inv(true).T
-    left = torch.linalg.svd(c[: B // 2], full_matrices=True).Vh[B // 2 :]  # {q : c_i . q = 0}
+    left = deflate(dual_problem(factors), known, c[: B // 2])
     guesses = search_blocks(blocks, known, left, starts=200, generator=seeded(0), watch=Watch())
     found = refine_blocks(blocks, known, guesses, Watch())
     nearest = (found @ true.T).abs().max(1)
@@ -125,7 +147,7 @@ def test_frames_of_what_is_left_hold_the_missing_samples(rounds):
     duals = torch.linalg.pinv(known)  # c ~ q: nearly
     free = torch.linalg.svd(duals, full_matrices=True).Vh[k:].T
     on = switched_on(D)[:, k:]
-    frames = blocks.beside(known, free)
+    frames = blocks.beside(known, free, chance_off(dual_problem(factors)))
     assert len(frames[-1][0].basis) >= 2 * (B - k)
     for frame, lift in frames:
         assert frame.count == blocks.count

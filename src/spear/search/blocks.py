@@ -5,14 +5,14 @@ but a subspace V_k, of the dimension that its R rows have above the noise, and a
 orthogonal to V_k for every neuron that it never switches on, a third of all after 20 rounds. Sparse
 search becomes group-sparse search, which is far easier, and needs no signs:
 
-    q <- normalise( sum_k P_k^T P_k q * max(0, 1 - shrink / |P_k q|) )
+    q <- normalise( sum_k w_k P_k^T P_k q * max(0, 1 - shrink / |P_k q|) )
 
-with P_k an orthonormal basis of V_k, in coordinates in which sum_k P_k^T P_k = 1, and |P_k q| in units
-of what a random q has. Samples that were found are kept out by searching where c_i . q = 0 for their
-c_i: these coordinates make c ~ q, to an error that the found samples show among themselves, and signs
-are read within that error (dual.py). What is left is a smaller problem of the same kind, with blocks,
-coordinates and noise of its own. Over many rounds few neurons stay off throughout: then a neuron is
-several blocks, of some rounds each.
+with P_k an orthonormal basis of V_k, w_k the chance that it is off, in coordinates in which
+sum_k w_k P_k^T P_k = 1, and |P_k q| in units of what a random q has. Samples that were found are kept
+out by searching where c_i . q = 0 for their c_i: these coordinates make c ~ q, to an error that the
+found samples show among themselves, and signs are read within that error (dual.py). What is left is a
+smaller problem of the same kind, with blocks, coordinates and noise of its own. Over many rounds few
+neurons stay off throughout: then a neuron is several blocks, of some rounds each.
 
 What blocks leave free together, two samples that switch on the same neurons, is told apart by rows: in
 some rounds one is off and the other is not.
@@ -28,7 +28,13 @@ import torch
 from torch import Tensor
 
 from spear.factors import Factors, Side
-from spear.search.dual import error_of_duals, solve_definite
+from spear.search.dual import (
+    DualProblem,
+    chance_off,
+    dual_problem,
+    error_of_duals,
+    solve_definite,
+)
 from spear.search.kernels import unit
 from spear.search.parallel import piece_length
 from spear.search.starts import distinct
@@ -48,6 +54,7 @@ _SHRINK = (0.9, 0.1)
 _NEARLY_ZERO = 0.3
 _STEPS = 150
 _FEWEST_ROWS = 2  # that a frame has for every dimension
+_LEAST_WEIGHT = 1e-3  # that a block keeps: nothing is excluded on an estimate
 # Sizes at which a block counts as half zero: among what is free, then anywhere. Blocks that are off
 # have 0.3 and less at first, and 1e-5 in the end. At b = 2 m and 8 rounds, half of the guesses near a
 # sample reach it so; with jumps (0.1, 0.03) one in ten.
@@ -66,10 +73,11 @@ _SAME_COSINE = 0.97  # |cos| with a direction that was found
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Blocks of orthonormal rows, in coordinates in which all of them together sum to one."""
+    """Blocks of orthonormal rows, in coordinates in which their weighted sum is one."""
 
     basis: Tensor  # (t, r)
     block: Tensor  # (t,) which block a row of the basis belongs to
+    weights: Tensor  # (count,): the chance that a block is off for a sample
 
     @property
     def count(self) -> int:
@@ -140,7 +148,8 @@ class Blocks(Frame):
                 parts.append(s[above, None] * Vt[above] / side.scales)  # as functions of a white q
         if not parts:
             return None
-        frame, change = _balanced(parts)
+        chance = _by_block(chance_off(dual_problem(factors)), of_row)
+        frame, change = _balanced(parts, chance)
         one = torch.diag(1 / side.scales)
         here, noise = (
             torch.linalg.solve_triangular(change, rows, upper=True, left=False)
@@ -150,6 +159,7 @@ class Blocks(Frame):
         return Blocks(
             frame.basis,
             frame.block,
+            frame.weights,
             side,
             of_row,
             change,
@@ -161,14 +171,15 @@ class Blocks(Frame):
         """White directions (k, b) as columns (b, k) of unit length in these coordinates."""
         return unit(self.change @ white.T, 0)
 
-    def beside(self, known: Tensor, free: Tensor) -> list[tuple[Frame, Tensor]]:
+    def beside(self, known: Tensor, free: Tensor, chance: Tensor) -> list[tuple[Frame, Tensor]]:
         """Frames in what known samples q (b, f) leave free (b, r), each with its coordinates' q (b, r).
 
         The c of known samples are read, with an error of about one size in every direction. So the rows
         of a block are off by that times what these samples have in them, besides their noise. One frame
         has every direction of the blocks that stands above that; the other only the highest. Where
         weights hardly move, all others come from the few samples that switched neurons, and every start
-        of the first frame ends in one of those.
+        of the first frame ends in one of those. Blocks weigh as their rows have a chance (rows,) to be
+        off: in uncentred data, neurons that are on for everyone have most of the energy.
         """
         free = torch.linalg.qr(free).Q  # (b, r)
         r, error = free.shape[1], error_of_duals(known)
@@ -186,23 +197,32 @@ class Blocks(Frame):
         for count in {min(above, len(ranked)), min(above, len(ranked), int(ROWS_PER_SAMPLE * r))}:
             least = float(ranked[count - 1])
             kept = [max(1, int((s >= least).sum())) for s in heights]  # one for every neuron
-            frame, change = _balanced([part[:n] for part, n in zip(parts, kept, strict=True)])
+            highest = [part[:n] for part, n in zip(parts, kept, strict=True)]
+            frame, change = _balanced(highest, _by_block(chance, self.of_row))
             lift = torch.linalg.solve_triangular(change, free, upper=True, left=False)
             frames.append((frame, lift))
         return frames
 
 
-def _balanced(parts: list[Tensor]) -> tuple[Frame, Tensor]:
+def _by_block(chance: Tensor, of_row: Tensor) -> Tensor:
+    """The mean chance (count,) of a block's rows to be off, from that of all rows."""
+    chance, of_row = chance[of_row >= 0], of_row[of_row >= 0]
+    total = chance.new_zeros(int(of_row.max()) + 1).index_add_(0, of_row, chance)
+    return (total / torch.bincount(of_row)).clamp_min(_LEAST_WEIGHT)
+
+
+def _balanced(parts: list[Tensor], weights: Tensor) -> tuple[Frame, Tensor]:
     """Blocks of rows (t_k, r) in balanced coordinates (Tyler's scatter), and the change to these."""
-    block = torch.repeat_interleave(torch.tensor([len(part) for part in parts]))
     rows = torch.cat(parts)
+    block = torch.repeat_interleave(torch.tensor([len(part) for part in parts])).to(rows.device)
     change = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     basis = _orthonormal(rows, block)
     for _ in range(_SWEEPS):
-        change = torch.linalg.qr(basis, mode="r").R @ change
+        weighed = weights.sqrt()[block, None] * basis
+        change = torch.linalg.qr(weighed, mode="r").R @ change
         turned = torch.linalg.solve_triangular(change, rows, upper=True, left=False)
         basis = _orthonormal(turned, block)
-    return Frame(basis, block.to(rows.device)), change
+    return Frame(basis, block, weights), change
 
 
 def _orthonormal(rows: Tensor, block: Tensor) -> Tensor:
@@ -222,7 +242,7 @@ class Guesses:
 def search_blocks(
     blocks: Blocks,
     found: Tensor,
-    free: Tensor,
+    missing: DualProblem,
     *,
     starts: int,
     generator: torch.Generator,
@@ -233,19 +253,20 @@ def search_blocks(
     Args:
         blocks: of all neurons.
         found: (f, b) white directions.
-        free: (r, b) white directions that span, nearly, what is missing.
+        missing: what is left to find beside them.
         starts: how many.
         generator: for the starts.
         watch: with the workers, if there are any.
     """
-    frames = blocks.beside(blocks.here(found), blocks.change @ free.T)
+    free = blocks.change @ missing.q_basis  # (b, r)
+    frames = blocks.beside(blocks.here(found), free, chance_off(missing))
     guesses = []
     for frame, lift in frames:
         q = _starts(frame, starts // len(frames), generator)
         work = 2 * frame.basis.numel() * q.shape[1] * _STEPS
         pieces = [(some,) for some in torch.split(q, piece_length(q.shape[1], work), 1)]
         q = torch.cat(list(watch.map(_shrunk, (frame,), pieces, multiplications=work)), 1)
-        guesses.append(Guesses(frame, lift, q[:, _sparsest_first(frame, q, len(free))]))
+        guesses.append(Guesses(frame, lift, q[:, _sparsest_first(frame, q, missing.missing)]))
     return guesses
 
 
@@ -266,7 +287,8 @@ def _starts(frame: Frame, count: int, generator: torch.Generator) -> Tensor:
 def _shrunk(frame: Frame, q: Tensor) -> Tensor:
     """From starts (r, k) to nearly group-sparse directions (r, k), in float32."""
     basis = frame.basis.float()
-    back, q = basis.T.contiguous(), unit(q.float(), 0)
+    back = (frame.weights[frame.block, None] * frame.basis).float().T.contiguous()
+    q = unit(q.float(), 0)
     for shrink in torch.linspace(*_SHRINK, _STEPS).tolist():
         values = basis @ q  # (t, k)
         sizes = frame.sizes(values).clamp_min_(1e-12)

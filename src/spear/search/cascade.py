@@ -241,23 +241,29 @@ def without_contradictions(factors: Factors, pool: Directions) -> Directions | N
     """The b directions of several rounds, those solved anew whose zeros contradict their signs.
 
     A row that is no zero turns a direction that few rows hold, and hides zeros that are. It spoils
-    the inputs of all others by a little. Its own input rests on the others' directions: its signs are right,
-    and say which rows are off. None if nothing was gained.
+    the inputs of all others by a little. Its own input rests on the others' directions, so its signs
+    are right and say which rows are off. None if nothing was gained.
     """
     chosen, gained = _all_samples(pool), False
     if chosen is None:
         return None
-    for _ in range(_MOST_REPAIRS):
+    tried: list[int] = []
+    while len(tried) < _MOST_REPAIRS:
         Z = _preactivations(factors, chosen)
-        worst = int(((Z < 0) ^ chosen.zeros).sum(0).argmax())
+        contradictions = (
+            ((Z < 0) ^ chosen.zeros)
+            .sum(0)
+            .index_fill_(0, torch.tensor(tried, dtype=torch.int64, device=Z.device), 0)
+        )
+        worst = int(contradictions.argmax())
+        tried.append(worst)
         best, most = None, int(chosen.zeros[:, worst].sum())
         for share in _NEGATIVE_SHARES:
             found = round_to_kernel(chosen.side, _from_negative(chosen.side, Z[:, worst], share))
             if found is not None and int(found[1].sum()) > most:
                 best, most = found, int(found[1].sum())
-        if best is None:
-            break
-        chosen, gained = chosen.replaced(worst, *best), True
+        if best is not None:
+            chosen, gained = chosen.replaced(worst, *best), True
     return chosen if gained else None
 
 
@@ -351,7 +357,7 @@ def _block_round(
         guesses = search_blocks(
             blocks,
             found,
-            missing.q_basis.T,
+            missing,
             starts=starts,
             generator=generator,
             watch=watch,
