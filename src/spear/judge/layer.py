@@ -158,12 +158,16 @@ def chance_of_pattern(found: Recovered) -> float:
     return theory.pattern_by_chance(rows, found.b)
 
 
-def signs_hold(found: Recovered) -> Tensor:
-    """Per sample: no sign contradicts its zeros."""
+def signs_hold(found: Recovered, *, replayed: bool = False) -> Tensor:
+    """Per sample: no sign contradicts its zeros.
+
+    Where part of a batch is wrong, a sample may fit by luck, if there are few neurons for so many
+    samples. A replay of the whole batch that agrees shows that none is wrong.
+    """
     factors, selection = found.factors, found.selection
     sound: Tensor = (selection.contradictions == 0) & selection.C.isfinite().all(1)
-    if not bool(sound.all()) and chance_of_pattern(found) > PATTERN_CHANCE:
-        return torch.zeros_like(sound)  # where part of a batch is wrong, one sample may fit by luck
+    if not (replayed or bool(sound.all())) and chance_of_pattern(found) > PATTERN_CHANCE:
+        return torch.zeros_like(sound)
     if factors.relu == "both":
         sound &= _other_side(found)
     return sound

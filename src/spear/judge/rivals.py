@@ -71,7 +71,8 @@ def mix(found: Recovered, fit: Fit | None) -> Ruling:
     wherever both are on, and holds both.
     """
     selection = found.selection
-    sound = signs_hold(found)
+    everything = fit is not None and fit.agrees and bool(fit.matched.all())
+    sound = signs_hold(found, replayed=everything)
     determined = selection.directions.redundancy > 0
     if fit is not None and fit.agrees:
         determined = determined | fit.matched
