@@ -1,5 +1,6 @@
 """What the attacked layer shows by itself: predicted errors, rounding, the bias gradient."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -226,3 +227,22 @@ def test_clipped_apart_is_believed():
     result = spear.invert(view)
     assert not bool(result.certified.any())
     assert "clipped apart (per-layer clipping)" in result.reason
+
+
+# Signs.
+
+
+def test_few_neurons_prove_nothing_of_a_batch_with_a_contradiction_unless_it_is_replayed(
+    monkeypatch,
+):
+    found = recovered(plant(4, m=80))
+    assert bool(layer.signs_hold(found).all())
+    contradictions = torch.tensor([0, 2, 0, 0])
+    doubtful = Recovered(
+        found.factors, dataclasses.replace(found.selection, contradictions=contradictions)
+    )
+    assert layer.signs_hold(doubtful).tolist() == [True, False, True, True]
+    monkeypatch.setattr(layer, "chance_of_pattern", lambda found: 0.5)  # as with b > m
+    assert not bool(layer.signs_hold(doubtful).any())
+    assert layer.signs_hold(doubtful, replayed=True).tolist() == [True, False, True, True]
+    assert bool(layer.signs_hold(found).all())
