@@ -37,6 +37,7 @@ from spear.tolerances import (
     PATTERN_AGREES_NOISY,
     UNDECIDED,
     WRONG_SIGNS,
+    ZERO_DEVIATIONS,
 )
 
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
@@ -277,9 +278,11 @@ def rows_below_noise(directions: Directions, silent: Tensor) -> Tensor:
         silent: (b,) rows per direction that are zero although the sign says on.
 
     Entries of dL/dZ come arbitrarily close to zero. Their density there, times the level of the zeros,
-    is how many drowned entries to expect; more than Poisson's law allows are no accident.
+    is how many drowned entries to expect; more than Poisson's law allows are no accident. Over rounds a
+    row counts as zero until it is off by more than is undecided (`round_to_kernel`).
     """
     values = (directions.side.basis @ directions.vectors).abs()  # (rows, b)
+    reach = 1.0 if directions.side.round_of_row is None else UNDECIDED / ZERO_DEVIATIONS
     expected = []
     for size, zero in zip(values.T, directions.zeros.T, strict=True):
         on, level = size[~zero], max([directions.side.zero, *size[zero].tolist()])
@@ -287,7 +290,7 @@ def rows_below_noise(directions: Directions, silent: Tensor) -> Tensor:
             expected.append(0.0)
             continue
         nearest = on.sort().values[: max(1, len(on) // 10)]
-        expected.append(level * len(nearest) / float(nearest[-1]))
+        expected.append(reach * level * len(nearest) / float(nearest[-1]))
     mean = torch.tensor(expected, dtype=torch.float64)
     most = scipy.stats.poisson.isf(BELOW_NOISE_CHANCE, mean.numpy())
     allowed = torch.from_numpy(most).to(silent.device)
