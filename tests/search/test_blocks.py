@@ -175,7 +175,7 @@ def test_mixes_are_forgotten_once_one_of_their_samples_is_known(rounds):
     zeros = (D == 0)[factors.live_rows]
     for white, off in ((true[:1], zeros[:, 0]), (mix, zeros[:, 0] & zeros[:, 1])):
         pool._overdetermined.add(unit(white[0] / side.scales), off, white, 2)
-    pool.drop_mixes(_zeros_of_its_own(len(side.white)))
+    pool.forget(pool.possible_mixes(_zeros_of_its_own(len(side.white))))
     assert len(pool) == 1
     torch.testing.assert_close(pool.overdetermined()[0], true[:1])
 

@@ -119,19 +119,23 @@ class CandidatePool:
             )
         return len(self._overdetermined) > before
 
-    def drop_mixes(self, fewest: int) -> None:
-        """Forget directions with fewer zeros than this that another direction has not.
+    def possible_mixes(self, fewest: int) -> Tensor:
+        """Overdetermined directions (k,) with fewer zeros than this that another one has not.
 
         A mix of samples is zero where all of them are, and where they cancel by accident. So nearly all
-        of its zeros are those of any sample in it.
+        of its zeros are those of any sample in it. That may hold of two samples that are alike, too.
         """
-        if len(self) < 2:
-            return
+        if not len(self):
+            return torch.zeros(0, dtype=torch.bool, device=self.side.white.device)
         zeros = torch.stack(self._overdetermined.zeros).to(self.side.white)  # (k, rows)
         count, shared = zeros.sum(1), zeros @ zeros.T
         own = count[:, None] - shared  # (k, k): zeros of i that j has not
         larger = count[:, None] < count
-        self._overdetermined.forget(((own < fewest) & larger).any(1))
+        return ((own < fewest) & larger).any(1)
+
+    def forget(self, which: Tensor) -> None:
+        """Drop some of the overdetermined directions (k,) bool."""
+        self._overdetermined.forget(which)
 
     def add_spanning(self, white: Tensor) -> bool:
         """Put directions (k, b) in reserve that are no samples but span some; does that make b?"""

@@ -190,7 +190,7 @@ class CascadeFinder:
             idle += 1
             if grown:
                 if blocks is not None:
-                    pool.drop_mixes(_zeros_of_its_own(len(side.white)))
+                    _forget_mixes(pool, whole, blocks, watch)
                 yield pool.snapshot(reserve=False)
                 with watch.stage("read"):
                     missing = _missing(whole, pool, blocks, watch)
@@ -331,6 +331,17 @@ def _zeros_of_its_own(rows: int) -> int:
     while on**count / math.factorial(count) * _CANCELS ** (count - 1) > _BY_ACCIDENT:
         count += 1
     return count
+
+
+def _forget_mixes(pool: CandidatePool, whole: DualProblem, blocks: Blocks, watch: Watch) -> None:
+    """Drop what its zeros show as a mix; where signs can tell, only if they do not fit either."""
+    suspect = pool.possible_mixes(_zeros_of_its_own(len(pool.side.white)))
+    unknown = whole.missing - len(pool) + int(suspect.sum())
+    if bool(suspect.any()) and 0 <= ROWS_PER_SAMPLE * unknown <= blocks.neurons:
+        q, off = pool.overdetermined()
+        share = read_samples(whole, q, certain_zeros(pool.side, off), watch)[1]
+        suspect = suspect & (share < whole.least_agreement)
+    pool.forget(suspect)
 
 
 def _by_blocks(blocks: Blocks, missing: int, idle: int) -> bool:
