@@ -8,7 +8,8 @@ import spear
 from spear.factors import factorise
 from spear.search.blocks import Blocks, refine_blocks, search_blocks
 from spear.search.candidates import CandidatePool
-from spear.search.cascade import _zeros_of_its_own
+from spear.search.cascade import _zeros_of_its_own, without_contradictions
+from spear.search.directions import Directions
 from spear.search.dual import chance_off, deflate, dual_problem, error_of_duals
 from spear.search.kernels import certain_zeros, unit
 from spear.search.watch import Watch
@@ -194,3 +195,25 @@ def test_rounds_without_a_sample_say_nothing_about_its_signs(rounds):
     sure = certain_zeros(factors.outputs, zeros)
     assert bool((sure[0, absent] == 0.5).all())
     assert torch.equal(sure[1:], zeros[1:].double())
+
+
+def all_true(factors, true, D):
+    """The true samples as b directions."""
+    side = factors.outputs
+    vectors = unit(true / side.scales).T
+    zeros = (D == 0)[factors.live_rows]
+    return Directions(side, vectors, zeros, torch.full((B,), 2))
+
+
+def test_a_direction_whose_zeros_contradict_its_signs_is_solved_anew(rounds):
+    """A direction that was turned a little, and lost half of its zeros by it."""
+    factors, true, D = rounds
+    right = all_true(factors, true, D)
+    assert without_contradictions(factors, right) is None
+    turned = unit(right.vectors[:, 0] + 1e-4 * right.vectors[:, 1])
+    fewer = right.zeros[:, 0] & right.zeros[:, 1]
+    mended = without_contradictions(factors, right.replaced(0, turned, fewer))
+    assert mended is not None
+    cosine = (right.vectors[:, 0] @ mended.vectors).abs()  # the order may be another one
+    assert float(cosine.max()) > 1 - 1e-12
+    assert torch.equal(mended.zeros[:, int(cosine.argmax())], right.zeros[:, 0])
