@@ -221,6 +221,9 @@ def _inverted(
     if stale:  # the rest goes on without them
         rest = view.without_rounds(stale, _STALE_ROUND)
         return _inverted(rest, loss, finder, generator, watch)
+    dropped = view.with_dropout() if best.only_extra_zeros and best.match < 1 else None
+    if dropped is not None:
+        return _inverted(dropped, loss, finder, generator, watch)
     notes = [] if penalty is None else [penalty.words]
     return _judged(factors, best, ended, notes=notes, loss=loss, generator=generator, watch=watch)
 

@@ -9,17 +9,15 @@ MNIST and ADULT; docs/check.md says how well they predict what comes back.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from spear.errors import InvalidOption
+from spear.update import embedding_of, picture
 
-_SIDES = (32, 28, 64, 224, 96)  # of the pictures tried on a model that starts with a convolution
-_TOKENS = 16  # a sentence's length, where a model reads words
-_SMALLEST_PICTURE = 16  # pixels per side; smaller inputs are not taken for pictures
 _MOST_CATEGORIES = 28  # of a table's column
 
 
@@ -48,47 +46,12 @@ def kinds_for(model: nn.Module, shape: tuple[int, ...], told: str | None = None)
                 arguments=("data",),
             )
         return [KINDS[told]]
-    table = _embedding(model)
+    table = embedding_of(model)
     if table is not None:
         return [Kind("words", "random words", _words(table.num_embeddings))]
     if picture(shape) is not None:
         return [KINDS["photos"], KINDS["pixels"], KINDS["drawings"]]
     return [KINDS["table"], KINDS["numbers"]] if len(shape) == 1 else [KINDS["numbers"]]
-
-
-def shapes_for(model: nn.Module, layer: str) -> Iterator[tuple[int, ...]]:
-    """Shapes of one input that a model with this layer may take."""
-    first = next(
-        (m for m in model.modules() if next(m.parameters(recurse=False), None) is not None), None
-    )
-    if isinstance(first, nn.modules.conv._ConvNd):
-        dimensions = len(first.kernel_size)
-        yield from ((first.in_channels, *[side] * dimensions) for side in _SIDES)
-        return
-    if _embedding(model) is not None:
-        yield (_TOKENS,)
-        return
-    source = first if isinstance(first, nn.Linear) else model.get_submodule(layer)
-    n = int(getattr(source, "in_features", 0))
-    yield (n,)
-    if (square := picture((n,))) is not None:
-        yield square
-
-
-def picture(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """Channels, height and width of inputs that may be pictures.
-
-    >>> picture((3072,)), picture((1, 28, 28)), picture((108,))
-    ((3, 32, 32), (1, 28, 28), None)
-    """
-    if len(shape) == 3:
-        return (shape[0], shape[1], shape[2])
-    n = shape[0] if len(shape) == 1 else 0
-    for channels in (3, 1):
-        side = math.isqrt(n // channels)
-        if channels * side * side == n and side >= _SMALLEST_PICTURE:
-            return (channels, side, side)
-    return None
 
 
 def targets_for(outputs: Tensor, generator: torch.Generator) -> Tensor:
@@ -117,11 +80,6 @@ def tensor_of(outputs: object) -> Tensor:
     if isinstance(outputs, (tuple, list)) and outputs and isinstance(outputs[0], Tensor):
         return outputs[0]
     raise TypeError(f"its output is a {type(outputs).__name__}, expected a tensor")
-
-
-def _embedding(model: nn.Module) -> nn.Embedding | nn.EmbeddingBag | None:
-    kinds = (nn.Embedding, nn.EmbeddingBag)
-    return next((m for m in model.modules() if isinstance(m, kinds)), None)
 
 
 def _words(count: int) -> Callable[[int, tuple[int, ...], torch.Generator], Tensor]:

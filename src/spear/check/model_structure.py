@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torch import fx, nn
-from torch.nn.utils import parametrize
 
 from spear.errors import Declined
 from spear.report import Table
-from spear.update import LayerReport, inspect_layers, trace
+from spear.update import LayerReport, Watched, inspect_layers, trace
 
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
@@ -100,7 +98,6 @@ def examine(model: nn.Module) -> ModelStructure:
     traced = trace(model)
     untraced = traced.reason if isinstance(traced, Declined) else ""
     modules = dict(model.named_modules())
-    tied = _tied(model)
     views = []
     for report in inspect_layers(model, traced):
         layer = modules[report.name]
@@ -108,7 +105,7 @@ def examine(model: nn.Module) -> ModelStructure:
         node = None if isinstance(traced, Declined) else _node(traced, report.name)
         inside = _closed_parent(model, report.name) if node is None and not untraced else ""
         view = LayerView(
-            _corrected(report, layer, tied, inside),
+            _corrected(report, layer, inside),
             layer.in_features,
             layer.out_features,
             layer.bias is not None,
@@ -116,7 +113,8 @@ def examine(model: nn.Module) -> ModelStructure:
             unseen=bool(untraced and not report.attackable) or bool(inside),
             divides=node is not None
             and layer.bias is not None
-            and _own_gradient(layer, report.name in tied),
+            and layer.weight.requires_grad
+            and report.own_weight,
         )
         if node is not None and not view.attackable and view.has_bias:
             view = replace(view, near=_near(node, modules))
@@ -145,33 +143,12 @@ def hand_made(model: nn.Module) -> list[str]:
     ]
 
 
-def _tied(model: nn.Module) -> set[str]:
-    """Names of the modules that share a parameter with another."""
-    owners = Counter(
-        id(parameter)
-        for module in model.modules()
-        for parameter in module.parameters(recurse=False)
-    )
-    return {
-        name
-        for name, module in model.named_modules()
-        for parameter in module.parameters(recurse=False)
-        if owners[id(parameter)] > 1
-    }
-
-
-def _own_gradient(layer: nn.Linear, tied: bool) -> bool:
-    return layer.weight.requires_grad and not tied and not parametrize.is_parametrized(layer)
-
-
-def _corrected(report: LayerReport, layer: nn.Linear, tied: set[str], inside: str) -> LayerReport:
-    """The report, corrected for what the traced forward pass does not show."""
+def _corrected(report: LayerReport, layer: nn.Linear, inside: str) -> LayerReport:
+    """The report, corrected for what the forward pass does not show."""
     if inside:
         why = f"it is part of a {inside}, whose forward is not looked into: not judged"
-    elif report.name in tied:
-        why = "it shares its weights with another layer, so its gradient is a sum"
-    elif parametrize.is_parametrized(layer):
-        why = "its weight is computed from other parameters (parametrised), whose gradient is sent"
+    elif not report.own_weight:
+        return report
     elif not layer.weight.requires_grad:
         why = "its weight is not trained, so no gradient of it is sent"
     elif layer.bias is None and report.attackable:
@@ -181,7 +158,7 @@ def _corrected(report: LayerReport, layer: nn.Linear, tied: set[str], inside: st
     return replace(report, relu=None, why=why)
 
 
-def _node(traced: fx.GraphModule, name: str) -> fx.Node | None:
+def _node(traced: fx.GraphModule | Watched, name: str) -> fx.Node | None:
     uses = [n for n in traced.graph.nodes if n.op == "call_module" and n.target == name]
     return uses[0] if len(uses) == 1 else None
 
@@ -231,8 +208,6 @@ def _near(node: fx.Node, modules: dict[str, nn.Module]) -> str:
             return "ReLU6 has the zeros of a ReLU, and few more"
         if isinstance(module, _BATCH_NORMS) and not module.training:
             met = "batch norm in eval mode is a fixed factor and shift, which folds into the layer"
-        elif isinstance(module, _DROPOUTS) and module.training:
-            met = "dropout only adds zeros to those of the ReLU behind it"
         elif not isinstance(module, (nn.Identity, nn.Flatten, *_DROPOUTS)):
             return ""
     return ""

@@ -12,14 +12,14 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from spear.check.made_up import Kind, kinds_for, loss_of, shapes_for, targets_for, tensor_of
+from spear.check.made_up import Kind, kinds_for, loss_of, targets_for, tensor_of
 from spear.check.model_structure import LayerView
 from spear.errors import Declined, InvalidOption, SpearError
 from spear.federated import Sent, send, split
 from spear.inversion import invert
 from spear.judge import Cause
 from spear.metrics import assign
-from spear.update import LayerUpdate, Protocol
+from spear.update import LayerUpdate, Protocol, input_shapes, layer_inputs
 
 # Errors are in units of the samples' distance from their mean: guessing the mean has an error of 1.
 _EXACT = 1e-3
@@ -196,7 +196,7 @@ def prepare(
     if samples * protocol.clients > _MOST_ROWS:
         return TooLarge(f"too large ({samples * protocol.clients:,} samples)")
     complaint = "no shape to try"
-    for candidate in [shape] if shape is not None else shapes_for(model, layer.name):
+    for candidate in [shape] if shape is not None else input_shapes(model, layer.name):
         began = time.monotonic()
         try:
             made = kinds_for(model, candidate)[0].make(samples, candidate, torch.Generator())
@@ -223,19 +223,14 @@ def prepare(
 
 def _watched(model: nn.Module, layer: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """What the layer reads (rows, n), and what the model puts out."""
-    seen: list[Tensor] = []
-    module = model.get_submodule(layer)
-    handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    try:
-        with torch.no_grad():
-            outputs = tensor_of(model(inputs))
-    finally:
-        handle.remove()
-    if not seen:
-        raise _NotRun(f"layer {layer!r} is not run as a module of its own")
+    with torch.no_grad():
+        seen, raw = layer_inputs(model, layer, inputs)
+    outputs = tensor_of(raw)
+    if seen is None:
+        raise _NotRun(f"layer {layer!r} is not run")
     if not bool(outputs.isfinite().all()):
         raise ValueError("its outputs are not finite")
-    return seen[0].flatten(0, -2), outputs
+    return seen.flatten(0, -2), outputs
 
 
 def _fitting(inputs: Tensor, model: nn.Module) -> Tensor:

@@ -362,6 +362,7 @@ class _Accumulated:
             ),
             bias_grad=torch.cat([f * k.bias_grad for f, k in zip(factors, self.kept, strict=True)]),
             relu=first.relu,
+            dropout=first.dropout,
             layer=first.layer,
             considered=first.considered,
             protocol=_shared_protocol(first.protocol, rounds),

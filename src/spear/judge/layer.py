@@ -112,6 +112,13 @@ class Recovered:
         return self.selection.directions.zeros & (self.Z[:, self.factors.live_rows].T < 0)
 
     @cached_property
+    def kept(self) -> Tensor:
+        """Neurons (b, m) with a gradient: of those that are on, all that dropout kept."""
+        kept = torch.zeros_like(self.Z, dtype=torch.bool)
+        kept[:, self.factors.live_rows] = ~self.selection.directions.zeros.T
+        return kept
+
+    @cached_property
     def mixing_errors(self) -> Tensor:
         """How much of sample j the noise leaves in sample i, (b, b): see `mixing_errors`."""
         return mixing_errors(self)
@@ -150,11 +157,15 @@ def patterns_are_significant(found: Recovered) -> bool:
 def chance_of_pattern(found: Recovered) -> float:
     """How likely the pattern of one sample fits by luck.
 
-    The signs of one neuron in several rounds are mostly the same, so neurons count, not rows.
+    The signs of one neuron in several rounds are mostly the same, so neurons count, not rows. With
+    dropout only rows that are on say something: the sample with the fewest decides.
     """
     rows, rounds = found.selection.directions.side.basis.shape[0], found.view.rounds
     if rounds is not None:
         rows = rounds.live_neurons(found.factors.live_rows)
+    if found.view.dropout:
+        on = (~found.selection.directions.zeros).sum(0)  # (b,)
+        rows = min(rows, int(on.min()) // (1 if rounds is None else len(rounds)))
     return theory.pattern_by_chance(rows, found.b)
 
 
@@ -354,6 +365,8 @@ def scale_range(factors: Factors, selection: Selection) -> tuple[Tensor, Tensor]
     slack = factors.weight_lengths * factors.preactivation_error(selection.C)
     bias = factors.bias[:, None]
     off, on = D <= level, D > UNDECIDED * level
+    if factors.view.dropout:
+        off = torch.zeros_like(off)
     if selection.frozen is not None:
         off = off & ~selection.frozen[:, None]
     # Where off, t Z + bias <= slack; where on, t Z + bias >= -slack.
@@ -404,6 +417,8 @@ def outside_next_layer(found: Recovered) -> Tensor:
         return nothing  # fewer or more samples show there, so it says nothing
     span = Vt[:b]  # (b, m)
     active = found.Z.clamp_min(0)  # (b, m)
+    if factors.view.dropout:
+        active = active * found.kept
     rest = active - (active @ span.T) @ span
     outside: Tensor = rest.norm(dim=1) > EXACT_ERROR * active.norm(dim=1)
     return outside
@@ -424,7 +439,8 @@ def _other_side(found: Recovered) -> Tensor:
     D = (factors.L @ selection.Q).abs()  # (m, b)
     level = factors.zero * selection.Q.norm(dim=0) * (1 + selection.b)
     Z = found.Z.T
-    wrong = ((D <= level) & (Z > 0)) | ((D > UNDECIDED * level) & (Z <= 0))
+    off = (D <= level) & (not factors.view.dropout)
+    wrong = (off & (Z > 0)) | ((D > UNDECIDED * level) & (Z <= 0))
     fits: Tensor = ~wrong.any(0)
     return fits
 

@@ -37,6 +37,7 @@ _NEIGHBOURS = 16
 _NEIGHBOUR_ERRORS = 20.0  # how many errors away the last one is: still well inside the tolerance
 _NEAR_THRESHOLD = 1e-4  # of a typical preactivation: float32 rounds to 1e-6 of it
 _ROWS_AT_ONCE = 1 << 14
+_FAR_OFF = 4.0  # times the largest preactivation: a dropped neuron stays off at half its scale
 _DIFFERENCE_STEP = 1e-6  # of z, for differences of gradients in float64
 _NEURONS_PER_OUTPUT = 4  # neurons per output from which a gradient at the outputs can be solved for
 _FEWEST_CLASSES = 6  # from which a straight line through all but two says something
@@ -258,6 +259,11 @@ class Replay:
         rows, some = part.rows, part.samples
         self.bias = factors.bias[rows]
         self.Z = found.Z[some][:, rows].clone()  # (b, m)
+        if found.view.dropout:
+            # A dropped neuron acts like one that is off: here far off, at any scale that is tried.
+            farthest = torch.maximum(self.Z.abs().amax(), self.bias.abs().amax())
+            dropped = ~found.kept[some][:, rows]
+            self.Z = torch.where(dropped, self.bias - _FAR_OFF * farthest, self.Z)
         D = (factors.L[rows] @ selection.Q[:, some]).T  # (b, m)
         self.D = D / part.factor
         # Frozen or masked neurons have no gradient, whatever the samples do.
@@ -282,8 +288,6 @@ class Replay:
         if isinstance(behind, Declined):
             return behind
         for module in behind.modules():
-            if isinstance(module, nn.Dropout) and module.training and module.p > 0:
-                return Declined("dropout is active behind the layer, so its gradients are random")
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
                 return Declined(
                     "batch norm behind the layer is in train mode and couples the samples"

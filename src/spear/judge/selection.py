@@ -59,7 +59,7 @@ class Selection:
     bias_noise: float | None = None
     """Of an entry of dL/db, if some traces spoil it."""
     only_extra_zeros: bool = False
-    """Are all contradictions zeros where the sign says on, as with dropout?"""
+    """Are all contradictions zeros where the sign says on, as with dropout that nobody told?"""
     wrong_rows: Tensor | None = None
     """(m,) how many samples' signs contradict their zeros in each row."""
 
@@ -120,6 +120,9 @@ class _Matching:
         level = torch.where(pool.zeros, values, pool.side.zero).amax(0)
         self.on[live] = values > UNDECIDED * level  # (m, c) dL/dZ certainly not 0
         self.h = factors.bias_coordinates
+        self.dropout = factors.view.dropout > 0
+        if self.dropout:  # a zero says nothing: its neuron may be on and dropped
+            self.off = torch.zeros_like(self.off)
         for each in factors.view.rounds.each if factors.view.rounds is not None else ():
             silent = silent_in(pool.zeros, live, each.rows)
             self.off[each.rows] &= ~silent  # a sample that was absent may be on
@@ -208,7 +211,8 @@ class _Matching:
         silent = off & (state.F / state.t + self.bias > 0).all(0)
         wrong = wrong - rows_below_noise(picked, torch.minimum(silent.sum(0), wrong))
         stray = self.contradictions(state.F, state.t, reach, torch.zeros_like(off), on)
-        match = 1 - int(wrong.sum()) / (self.factors.m * len(chosen))
+        signs = int(on.sum()) if self.dropout else self.factors.m * len(chosen)
+        match = 1 - int(wrong.sum()) / max(signs, 1)
         return Selection(
             picked,
             vectors * state.t,
@@ -216,7 +220,7 @@ class _Matching:
             wrong,
             match,
             frozen,
-            only_extra_zeros=not int(stray.sum()),
+            only_extra_zeros=not int(stray.sum()) and not self.dropout,
             wrong_rows=self.contradictions(state.F, state.t, reach, off, on, dim=-1),
         )
 
@@ -225,6 +229,8 @@ class _Matching:
 
         They are ignored if the rows with a gradient contradict no sample.
         """
+        if self.dropout:
+            return None
         live = self.factors.live_rows
         lowest = (state.F / state.t + self.bias).amin(0)  # (m, b)
         rows = ~live & (lowest > self.lengths * (reach / state.t.abs())).any(1)

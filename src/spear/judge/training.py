@@ -70,6 +70,10 @@ def retrain(found: Recovered, loss: Loss | None) -> Retrained | Declined:
         return Declined(
             "the order of the client's mini-batches is not known, so its training cannot be repeated"
         )
+    if view.dropout:
+        return Declined(
+            "dropout drew another mask in every step, so the client's training cannot be repeated"
+        )
     if compares_numbers(loss):
         return Declined("with targets that are numbers the client's training cannot be repeated")
     if not view.reads_data:

@@ -390,6 +390,7 @@ def _missing(
         chosen = sparsest_independent(q.T, off.sum(1).double())
         q, off = q[chosen], off[chosen]
     if blocks is None:
+        off = certain_zeros(pool.side, off)
         return deflate(whole, *consistent_samples(whole, q, off, watch=watch))
     return deflate(whole, q, read_samples(whole, q, certain_zeros(pool.side, off), watch)[0])
 

@@ -51,6 +51,7 @@ class DualProblem:
     over_rounds: bool = field(default=False, kw_only=True)  # then signs pin c far more closely
     # (b, b): to coordinates in which c ~ q, if blocks of several rounds give better ones than `balance`
     coordinates: Tensor | None = field(default=None, kw_only=True)
+    dropout: float = field(default=0.0, kw_only=True)  # of rows that are on, zero all the same
 
     @property
     def missing(self) -> int:
@@ -83,16 +84,17 @@ def dual_problem(factors: Factors, coordinates: Tensor | None = None) -> DualPro
         one,
         over_rounds=factors.view.rounds is not None,
         coordinates=coordinates,
+        dropout=factors.view.dropout,
     )
 
 
 def chance_off(problem: DualProblem) -> Tensor:
-    """How likely each row is off for a sample (rows,), before any sample is known.
+    """How likely each row is zero for a sample (rows,), before any sample is known.
 
     c = h / |h|^2 is the batch's mean sample (its preactivations correlate with the true mean to
     0.98 and more on uncentred images); what is orthogonal to h spreads the samples around it. An
     offset no larger than the mean of r centred samples would show is shrunk to nothing (James and
-    Stein).
+    Stein). Dropout adds its share of the rows that are on.
     """
     length = problem.h.norm()
     mean = problem.H @ (problem.h / length.square())
@@ -101,7 +103,7 @@ def chance_off(problem: DualProblem) -> Tensor:
     excess = problem.missing * float(offset.var()) if len(offset) > 1 else 0.0
     shrink = max(0.0, 1 - 2 / excess) if excess > 0 else 0.0
     chance: Tensor = torch.special.ndtr(-offset * shrink)
-    return chance
+    return chance + (1 - chance) * problem.dropout
 
 
 def balance(problem: DualProblem) -> BalancedProblem:
@@ -131,6 +133,7 @@ def balance(problem: DualProblem) -> BalancedProblem:
         weights=weights,
         change=change,
         over_rounds=problem.over_rounds,
+        dropout=problem.dropout,
     )
 
 
@@ -181,7 +184,7 @@ def read_samples(
         return q, q.new_zeros(0)
     null = torch.linalg.svd(q, full_matrices=True).Vh[k:].T  # (b, b-k): orthogonal to every q
     dual = torch.linalg.pinv(q).T  # (k, b): q_i . dual_j = 1 if i = j, else 0
-    shared = SharedTerms(problem.H, Prior.of(problem, q), null, problem.over_rounds)
+    shared = SharedTerms.of(problem, q, null)
     return fit_signs(shared, q, off, dual[:, :, None], watch)
 
 
@@ -234,7 +237,7 @@ def agreement(problem: DualProblem, q: Tensor, off: Tensor) -> Tensor:
     """
     r = problem.missing
     anywhere = torch.eye(r, dtype=q.dtype, device=q.device)
-    shared = SharedTerms(problem.H, Prior.of(problem, q), anywhere, problem.over_rounds)
+    shared = SharedTerms.of(problem, q, anywhere)
     return fit_signs(shared, q, off, q.new_zeros(len(q), r, 0))[1]
 
 
@@ -257,7 +260,14 @@ def deflate(problem: DualProblem, q: Tensor, c: Tensor) -> DualProblem:
     q_basis = q_basis @ torch.linalg.inv(c_basis.T @ q_basis)  # dual to c_basis
     U, H, h = problem.U @ q_basis, problem.H @ c_basis, c_basis.T @ problem.h
     return DualProblem(
-        U, H, h, problem.least_agreement, q_basis, c_basis, over_rounds=problem.over_rounds
+        U,
+        H,
+        h,
+        problem.least_agreement,
+        q_basis,
+        c_basis,
+        over_rounds=problem.over_rounds,
+        dropout=problem.dropout,
     )
 
 
@@ -311,6 +321,15 @@ class SharedTerms:
     prior: Prior
     span: Tensor  # (b, p): c lies in this span, plus what each sample adds
     over_rounds: bool = False
+    one_sided: bool = False  # does a zero leave open whether the neuron is on, as with dropout?
+
+    @staticmethod
+    def of(problem: DualProblem, q: Tensor, span: Tensor) -> SharedTerms:
+        """For directions q (k, b) of a problem, and a span (b, p)."""
+        prior = Prior.of(problem, q)
+        return SharedTerms(
+            problem.H, prior, span, problem.over_rounds, one_sided=problem.dropout > 0
+        )
 
     @property
     def softness(self) -> tuple[float, ...]:
@@ -347,7 +366,8 @@ def _fit_signs(shared: SharedTerms, q: Tensor, off: Tensor, own: Tensor) -> tupl
     x = problem.solve(shared.softness)
     p = shared.span.shape[1]
     c = x[:, :p, 0] @ shared.span.T + (own @ x[:, p:]).squeeze(2)
-    certain = (1 - 2 * off.to(q)).abs()  # (k, rows)
+    sign = 1 - 2 * off.to(q)  # (k, rows)
+    certain = sign.clamp_min(0) if shared.one_sided else sign.abs()
     fits = (problem.features @ x > 0).squeeze(2).to(q)
     return c / (c * q).sum(1, keepdim=True), (certain * fits).sum(1) / certain.sum(1)
 

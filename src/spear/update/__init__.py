@@ -27,6 +27,8 @@ from spear.update.protocol import (
 )
 from spear.update.readings import looks_like_adam
 from spear.update.rounds import Round, Rounds
+from spear.update.shapes import embedding_of, input_shapes, picture
+from spear.update.watching import Watched, layer_inputs
 
 __all__ = [
     "ENTRYWISE",
@@ -41,13 +43,18 @@ __all__ = [
     "Rounds",
     "Sends",
     "SoftRelu",
+    "Watched",
     "describe_plain_mlp",
+    "embedding_of",
+    "input_shapes",
     "inspect_layers",
+    "layer_inputs",
     "linear_layers",
     "looks_like_adam",
     "network_after",
     "network_before",
     "observe",
+    "picture",
     "plain_mlp",
     "soften",
     "trace",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from spear.errors import Declined, InvalidOption, InvalidUpdate
-from spear.update.layers import LayerReport, Relu, Traced, network_after, trace
+from spear.update.layers import (
+    LayerReport,
+    Relu,
+    Structure,
+    inspect_layers,
+    network_after,
+    trace,
+)
 from spear.update.protocol import UNKNOWN_PROTOCOL, Protocol
 from spear.update.rounds import Rounds
 
@@ -58,7 +66,7 @@ class LayerUpdate:
     """How the update came about, as far as it was told."""
     model: nn.Module | None = field(default=None, repr=False)
     """A copy of the model that `observe` was given, as it was then."""
-    traced: Traced | Declined | None = field(default=None, repr=False)
+    traced: Structure | Declined | None = field(default=None, repr=False)
     """The model's graph, from which `observe` chose the layer."""
     mistake: str = ""
     """What the update was said to be and is not, in words; it is read as what it is."""
@@ -66,6 +74,8 @@ class LayerUpdate:
     """What `observe` had to do to read the model and the update, and what follows from it."""
     rounds: Rounds | None = field(default=None, repr=False)
     """Set if `combine` made this of several rounds: rows are stacked, columns are coordinates."""
+    dropout: float = 0.0
+    """Rate of the dropout next to the ReLU after the layer: what it drops is zero in the gradient."""
 
     def __post_init__(self) -> None:
         problems = _problems(self)
@@ -83,6 +93,26 @@ class LayerUpdate:
                 "several rounds have a model each: give each to spear.observe, and leave out model="
             )
         return dataclasses.replace(self, model=model, traced=trace(model))
+
+    def with_dropout(self) -> LayerUpdate | None:
+        """The same with its model's dropouts at work, if one stands next to the layer's ReLU."""
+        if self.model is None or self.layer is None or self.rounds is not None or self.dropout:
+            return None
+        model = copy.deepcopy(self.model)
+        for module in model.modules():
+            module.training |= not isinstance(module, nn.modules.batchnorm._BatchNorm)
+        traced = trace(model)
+        reports = inspect_layers(model, traced)
+        rate = next((r.dropout for r in reports if r.name == self.layer), 0.0)
+        if not rate:
+            return None
+        words = (
+            "the model was given with its dropout switched off (eval mode), but the update shows "
+            "dropout: read as in train mode"
+        )
+        return dataclasses.replace(
+            self, model=model, traced=traced, dropout=rate, mistake=self.mistake or words
+        )
 
     def without_rounds(self, dropped: list[int], why: str) -> LayerUpdate:
         """A combined view without some of its rounds, by index."""
@@ -105,7 +135,7 @@ class LayerUpdate:
             )
         if isinstance(self.traced, Declined):
             return self.traced
-        return network_after(self.traced or self.model, self.layer)
+        return network_after(self.model if self.traced is None else self.traced, self.layer)
 
     @property
     def samples(self) -> int | None:

@@ -1,14 +1,18 @@
 """Which layers of an ordinary `nn.Module` SPEAR can attack, and the networks before and behind one.
 
 The model's forward is traced with torch.fx, so functional ReLUs, nested modules and skip
-connections are seen as they are. A model that cannot be traced is read in registration order.
+connections are seen as they are. A model that cannot be traced is watched while it runs on a made-up
+input (`spear.update.watching`); one that does not run either is read in registration order.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import linecache
+import operator
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,13 +20,19 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 from torch.fx import graph_module
+from torch.nn.utils import parametrize
 
 from spear.errors import Declined
+from spear.update.watching import DROPOUT_CALLS, Behind, Watched, watch
 
 Relu = Literal["after", "before", "both"]
 
 _RELU_CALLS = {"relu", "relu_", torch.relu, torch.relu_, nn.functional.relu, nn.functional.relu_}
-_RESHAPE_CALLS = {"view", "reshape", "flatten", "contiguous", torch.flatten, torch.reshape}
+_RESHAPE_CALLS = {
+    *("view", "reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "clone"),
+    *("to", "float", "double", "cuda", "cpu"),
+    *(torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.clone),
+}
 # Activations whose derivative is zero nowhere, or only in points.
 _NO_ZEROS = {
     *("LeakyReLU", "PReLU", "RReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Softplus"),
@@ -62,6 +72,8 @@ class LayerReport:
     reads_data: bool = False  # its inputs are the model's own, reshaped at most
     caveat: Caveat | None = None  # what, besides layers, stands between its inputs and the data
     reads: str | None = None  # the linear layer whose output it reads, through a ReLU only
+    dropout: float = 0.0  # rate of the dropout between it and its ReLU, or right behind that
+    own_weight: bool = True  # is the gradient that is sent that of its own weight, and of no other?
 
     @property
     def attackable(self) -> bool:
@@ -69,7 +81,7 @@ class LayerReport:
 
 
 def inspect_layers(
-    model: nn.Module, traced: Traced | Declined | None = None
+    model: nn.Module, traced: Structure | Declined | None = None
 ) -> tuple[LayerReport, ...]:
     """A report on every linear layer of the model, in the order of the forward pass.
 
@@ -93,19 +105,63 @@ def inspect_layers(
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name not in nodes:
             reports.append(LayerReport(name, None, "it is not used in the forward pass"))
-    return tuple(reports)
+    tied = _tied(model)
+    return tuple(_with_its_own_weight(report, modules[report.name], tied) for report in reports)
 
 
-def network_after(model: nn.Module, layer: str) -> nn.Module | Declined:
-    """The model from the output of `layer` on, as a module of its own; or why there is none."""
-    traced = trace(model)
+def _tied(model: nn.Module) -> set[str]:
+    """Names of the modules that share a parameter with another."""
+    owners = Counter(
+        id(parameter)
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+    )
+    return {
+        name
+        for name, module in model.named_modules()
+        for parameter in module.parameters(recurse=False)
+        if owners[id(parameter)] > 1
+    }
+
+
+def _with_its_own_weight(report: LayerReport, layer: nn.Module, tied: set[str]) -> LayerReport:
+    """The report, corrected where the gradient that is sent is not that of the layer's own weight."""
+    if report.name in tied:
+        why = "it shares its weights with another layer, so its gradient is a sum"
+    elif parametrize.is_parametrized(layer):
+        why = "its weight is computed from other parameters (parametrised), whose gradient is sent"
+    else:
+        return report
+    return dataclasses.replace(report, relu=None, why=why, own_weight=False)
+
+
+def network_after(model: nn.Module | Watched, layer: str) -> nn.Module | Declined:
+    """The model from the output of `layer` on, as a module of its own; or why there is none.
+
+    A dropout next to its ReLU only multiplies what it keeps: whoever runs the network says which
+    neurons it dropped, as neurons that are off.
+    """
+    traced = trace(model) if isinstance(model, nn.Module) else model
     if isinstance(traced, Declined):
         return traced
+    modules = dict(traced.named_modules())
+    nodes = [n for n in traced.graph.nodes if n.op == "call_module" and n.target == layer]
+    beside = _dropouts_beside(nodes[0], modules) if len(nodes) == 1 else []
+    random = [n for n in traced.graph.nodes if n not in beside and _dropout_rate(n, modules)]
+    if any(_ancestors(node).keys() & set(nodes) for node in random):
+        return Declined("dropout is active farther behind the layer, so its gradients are random")
+    if isinstance(traced, Watched):
+        return Behind.of(traced, layer, [_dropout_rate(node, modules) for node in beside])
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in traced.graph.nodes:
         if node.op == "call_module" and node.target == layer:
             copies[node] = graph.placeholder("z")
+        elif node in beside:
+            kept = 1 / (1 - _dropout_rate(node, modules))
+            copies[node] = graph.call_function(
+                operator.mul, (copies[node.all_input_nodes[0]], kept)
+            )
         elif node.op == "output":
             lost = [n for n in node.all_input_nodes if n not in copies]
             if lost or not node.all_input_nodes:
@@ -129,6 +185,8 @@ def network_before(model: nn.Module, layer: str) -> nn.Module | Declined:
     tensor([[1., 0., 0., 2.]])
     """
     traced = trace(model)
+    if isinstance(traced, Watched):
+        return Declined(traced.why)
     if isinstance(traced, Declined):
         return traced
     nodes = list(traced.graph.nodes)
@@ -185,18 +243,31 @@ def soften(network: nn.Module) -> tuple[nn.Module, list[SoftRelu]]:
     return soft, relus
 
 
-def trace(model: nn.Module) -> Traced | Declined:
-    """The traced model, or why it cannot be traced; one that is traced comes back as it is."""
+def trace(
+    model: nn.Module, input_shape: tuple[int, ...] | None = None
+) -> Structure | Declined:
+    """The traced model, or the watched one, or why there is neither.
+
+    A model that was traced before comes back as it is.
+
+    Args:
+        model: any.
+        input_shape: of one input, for a model that has to be watched; guessed unless given.
+    """
     if isinstance(model, Traced):
         return model
     training = model.training
     try:
         graph = graph_of(model)
     except Exception as error:  # a user's forward may raise anything when fed with proxies
-        return Declined(
-            f"the model's forward cannot be traced ({type(error).__name__}: {str(error)[:80]})"
-        )
+        words = f"the model's forward cannot be traced ({type(error).__name__}: {str(error)[:80]})"
+        return watch(model, words, input_shape)
     graph.training = training
+    used = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
+    hidden = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n not in used]
+    if hidden:  # perhaps inside a module of torch's own, which is not looked into
+        watched = watch(model, f"layer {hidden[0]!r} does not show in its trace", input_shape)
+        return graph if isinstance(watched, Declined) else watched
     return graph
 
 
@@ -208,11 +279,17 @@ def _report(name: str, uses: list[fx.Node], modules: dict[str, nn.Module]) -> La
     before = _relu_before(uses[0], modules)
     data, caveat = _reads_data(uses[0], modules), _caveat(uses[0], modules)
     reads = _layer_before(uses[0], modules) if before else None
-    if after and before:
-        return LayerReport(name, "both", "a ReLU stands before and after it", data, caveat, reads)
+    kept = 1.0
+    for node in _dropouts_beside(uses[0], modules) if after else ():
+        kept *= 1 - _dropout_rate(node, modules)
     if after:
         why = "a ReLU follows it: its output gradient is sparse"
-        return LayerReport(name, "after", why, data, caveat)
+        if before:
+            why = "a ReLU stands before and after it"
+        if kept < 1:
+            why += ", and dropout beside it only adds zeros"
+        relu: Relu = "both" if before else "after"
+        return LayerReport(name, relu, why, data, caveat, reads, 1 - kept)
     if before:
         why = "a ReLU stands before it: its inputs are sparse"
         return LayerReport(name, "before", why, data, caveat, reads)
@@ -226,7 +303,7 @@ def _relu_after(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[bool, str
     user = users[0]
     if _is_relu(user, modules):
         return True, ""
-    if _is_transparent(user, modules):
+    if _is_transparent(user, modules) or _dropout_rate(user, modules):
         return _relu_after(user, modules)
     described = _describe(user, modules)
     zeros = " (which leaves no zeros in the gradient)" if described in _NO_ZEROS else ""
@@ -240,15 +317,49 @@ def _relu_before(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if _is_relu(source, modules):
         return True
     pooled = source.op == "call_module" and isinstance(modules[str(source.target)], _POOLING)
-    if pooled or _is_transparent(source, modules):
+    if pooled or _is_transparent(source, modules) or _dropout_rate(source, modules):
         return _relu_before(source, modules)
     return False
+
+
+def _dropouts_beside(node: fx.Node, modules: dict[str, nn.Module]) -> list[fx.Node]:
+    """Active dropouts between a layer and its ReLU, and right behind that ReLU."""
+    found, met = [], False
+    while len(node.users) == 1:
+        node = next(iter(node.users))
+        if _dropout_rate(node, modules):
+            found.append(node)
+        elif _is_relu(node, modules) and not met:
+            met = True
+        elif not _is_transparent(node, modules):
+            break
+    return found if met else []
+
+
+def _dropout_rate(node: fx.Node, modules: dict[str, nn.Module]) -> float:
+    """The share of values that the node sets to zero at random; 0 if it is no active dropout.
+
+    Alpha dropout sets them to another value, and others drop whole channels.
+    """
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        return module.p if type(module) is nn.Dropout and module.training else 0.0
+    if node.op not in ("call_function", "call_method") or node.target not in DROPOUT_CALLS:
+        return 0.0
+    given = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
+    active = given.get("training", given.get("train", True))
+    rate = given.get("p", 0.5)
+    return float(rate) if active and isinstance(rate, (int, float)) else 0.0
 
 
 def _layer_before(node: fx.Node, modules: dict[str, nn.Module]) -> str | None:
     """The linear layer whose output, through a ReLU, is all that the node reads."""
     source = node.all_input_nodes[0]
-    while _is_relu(source, modules) or _is_transparent(source, modules):
+    while (
+        _is_relu(source, modules)
+        or _is_transparent(source, modules)
+        or _dropout_rate(source, modules)
+    ):
         source = source.all_input_nodes[0]
     linear = source.op == "call_module" and isinstance(modules[str(source.target)], nn.Linear)
     return str(source.target) if linear else None
@@ -265,27 +376,35 @@ def _reads_data(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
 
 def _caveat(node: fx.Node, modules: dict[str, nn.Module]) -> Caveat | None:
     """A random or batch-wide step in train mode anywhere before a node."""
-    seen, open_ = set(), [node]
-    while open_:
-        for source in open_.pop().all_input_nodes:
-            module = modules.get(str(source.target)) if source.op == "call_module" else None
-            name = str(source.target)
-            if isinstance(module, _DROPOUT) and module.training and module.p > 0:
-                words = (
-                    f"dropout ({name!r}, in train mode) is active before it: what comes back is the "
-                    "client's input with random entries dropped"
-                )
-                return Caveat(name, words)
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-                words = (
-                    f"batch norm ({name!r}, in train mode) stands before it: what comes back is "
-                    "normalised over the client's batch"
-                )
-                return Caveat(name, words)
-            if source not in seen:
-                seen.add(source)
-                open_.append(source)
+    for source in _ancestors(node):
+        module = modules.get(str(source.target)) if source.op == "call_module" else None
+        name = str(source.target) if source.op == "call_module" else "F.dropout"
+        dropped = isinstance(module, _DROPOUT) and module.training and module.p > 0
+        if dropped or _dropout_rate(source, modules):
+            words = (
+                f"dropout ({name!r}, in train mode) is active before it: what comes back is the "
+                "client's input with random entries dropped"
+            )
+            return Caveat(name, words)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            words = (
+                f"batch norm ({name!r}, in train mode) stands before it: what comes back is "
+                "normalised over the client's batch"
+            )
+            return Caveat(name, words)
     return None
+
+
+def _ancestors(node: fx.Node) -> dict[fx.Node, None]:
+    """All that a node depends on, the nearest first."""
+    seen: dict[fx.Node, None] = {}
+    open_ = [node]
+    while open_:
+        for source in open_.pop(0).all_input_nodes:
+            if source not in seen:
+                seen[source] = None
+                open_.append(source)
+    return seen
 
 
 def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
@@ -301,7 +420,10 @@ def _is_transparent(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
         if isinstance(module, _DROPOUT):
             return not module.training or module.p == 0
         return isinstance(module, (nn.Identity, nn.Flatten, nn.Unflatten))
-    return node.op in ("call_function", "call_method") and node.target in _RESHAPE_CALLS
+    if node.op not in ("call_function", "call_method"):
+        return False
+    idle = node.target in DROPOUT_CALLS and not _dropout_rate(node, modules)
+    return idle or node.target in _RESHAPE_CALLS
 
 
 def _describe(node: fx.Node, modules: dict[str, nn.Module]) -> str:
@@ -353,6 +475,9 @@ class Traced(fx.GraphModule):
         loader = getattr(graph_module, "_loader", None)
         getattr(loader, "eval_cache", {}).pop(source, None)
         return code
+
+
+Structure = Traced | Watched
 
 
 def graph_of(model: nn.Module) -> Traced:

@@ -15,6 +15,7 @@ from spear.update.plain_mlp import describe_plain_mlp, linear_layers, plain_mlp
 from spear.update.protocol import Clipping, Protocol, Sends
 from spear.update.readings import Reading, read
 from spear.update.snapshots import snapshot
+from spear.update.watching import Watched
 
 Parts = Sequence[Tensor | None] | Mapping[str, Tensor | None]
 
@@ -41,6 +42,7 @@ def observe(
     class_weights: Sequence[float] | None = None,
     protocol: Protocol | None = None,
     layer: str | None = None,
+    input_shape: Sequence[int] | None = None,
 ) -> LayerUpdate:
     """The attackable layer of a model, as it shows in an update.
 
@@ -64,6 +66,8 @@ def observe(
         batch_size: another name for `local_batch_size`.
         protocol: all of that in one object instead.
         layer: the layer to attack; otherwise the attackable one closest to the data.
+        input_shape: of one input, for a model whose forward torch.fx cannot trace; it is run on a
+            made-up input, whose shape is guessed unless given.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
@@ -114,7 +118,8 @@ def observe(
         what = "difference" if gradients is None else "gradient"
         sent = _by_name(model, _without_buffers(model, parts), what, notes)
     reading = read(dict(model.named_parameters()), sent, told)
-    return _seen(model, reading, layer, notes)
+    shape = None if input_shape is None else tuple(input_shape)
+    return _seen(model, reading, layer, shape, notes)
 
 
 def _form(gradients: object, after: object, difference: object) -> Sends:
@@ -131,11 +136,23 @@ def _form(gradients: object, after: object, difference: object) -> Sends:
     return forms_sent.get(given[0], "difference")
 
 
-def _seen(model: nn.Module, reading: Reading, layer: str | None, notes: list[str]) -> LayerUpdate:
+def _seen(
+    model: nn.Module,
+    reading: Reading,
+    layer: str | None,
+    input_shape: tuple[int, ...] | None,
+    notes: list[str],
+) -> LayerUpdate:
     """The layer to attack, with copies of its weights."""
     named = reading.gradients
     taken = snapshot(model)
-    traced = trace(taken.model)
+    traced = trace(taken.model, input_shape)
+    if isinstance(traced, Watched):
+        size = " x ".join(map(str, traced.shape))
+        notes.append(
+            f"{traced.why}: it was watched on one made-up input instead, {size}, and may do "
+            "something else on others"
+        )
     chosen, reports = _choose(model, inspect_layers(taken.model, traced), named, layer)
     assert chosen.relu is not None
     module = taken.model.get_submodule(chosen.name)
@@ -163,6 +180,7 @@ def _seen(model: nn.Module, reading: Reading, layer: str | None, notes: list[str
         traced=traced,
         mistake=reading.mistake,
         notes=tuple(notes),
+        dropout=chosen.dropout,
     )
 
 

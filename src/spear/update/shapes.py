@@ -1,0 +1,65 @@
+"""What one input of a model may look like, by the look of its first layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from torch import nn
+
+_SIDES = (32, 28, 64, 224, 96)  # of the pictures tried on a model that starts with a convolution
+_TOKENS = 16  # a sentence's length, where a model reads words
+_SMALLEST_PICTURE = 16  # pixels per side; smaller inputs are not taken for pictures
+
+
+def input_shapes(model: nn.Module, layer: str | None = None) -> Iterator[tuple[int, ...]]:
+    """Shapes of one input that a model may take, by its first module with parameters.
+
+    If that says nothing, by the inputs of a linear layer.
+
+    >>> list(input_shapes(nn.Sequential(nn.Flatten(), nn.Linear(784, 10))))
+    [(784,), (1, 28, 28)]
+    """
+    first = next(
+        (m for m in model.modules() if next(m.parameters(recurse=False), None) is not None), None
+    )
+    if isinstance(first, nn.modules.conv._ConvNd):
+        dimensions = len(first.kernel_size)
+        yield from ((first.in_channels, *[side] * dimensions) for side in _SIDES)
+        return
+    if embedding_of(model) is not None:
+        yield (_TOKENS,)
+        return
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    source = first if isinstance(first, nn.Linear) else None
+    if source is None:
+        source = model.get_submodule(layer) if layer is not None else next(iter(linear), None)
+    n = int(getattr(source, "in_features", 0))
+    if not n:
+        return
+    yield (n,)
+    if (square := picture((n,))) is not None:
+        yield square
+    yield (_TOKENS, n)
+
+
+def picture(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Channels, height and width of inputs that may be pictures.
+
+    >>> picture((3072,)), picture((1, 28, 28)), picture((108,))
+    ((3, 32, 32), (1, 28, 28), None)
+    """
+    if len(shape) == 3:
+        return (shape[0], shape[1], shape[2])
+    n = shape[0] if len(shape) == 1 else 0
+    for channels in (3, 1):
+        side = math.isqrt(n // channels)
+        if channels * side * side == n and side >= _SMALLEST_PICTURE:
+            return (channels, side, side)
+    return None
+
+
+def embedding_of(model: nn.Module) -> nn.Embedding | nn.EmbeddingBag | None:
+    """The table of a model that reads words."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    return next((m for m in model.modules() if isinstance(m, kinds)), None)
