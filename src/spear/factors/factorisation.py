@@ -58,7 +58,6 @@ class Side:
     zero: float  # |entry of basis @ unit vector| below this is zero
     noisy: bool  # is the noise above rounding?
     round_of_row: Tensor | None = None  # (rows,) where several rounds are stacked
-    dropout: float = 0.0  # how likely a row is zero although its neuron is on
 
     @property
     def free(self) -> float:
@@ -302,7 +301,6 @@ class Factors:
     def outputs(self) -> Side:
         live, rounds = self.live_rows, self.view.rounds
         side = self._side("outputs", self.left[live], self.m)
-        side = dataclasses.replace(side, dropout=self.view.dropout)
         if rounds is None:
             return side
         width = self.m // len(rounds)

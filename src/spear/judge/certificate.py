@@ -22,6 +22,7 @@ from spear.judge.layer import (
     fits_at_another_scale,
     outside_next_layer,
     patterns_are_significant,
+    rows_that_tell,
 )
 from spear.judge.replay import Fit, Loss, replaying
 from spear.judge.replay_rounds import fit_rounds
@@ -112,6 +113,9 @@ def _of_one_step(
 ) -> Certificate:
     """The gradient of one batch at weights that are known."""
     fit = fit_rounds(found, loss, generator=generator)
+    if found.view.dropout and not isinstance(fit, Declined) and fit.agrees and fit.dimensions > 1:
+        found = Recovered(found.factors, found.selection, replayed=True)  # with smaller errors
+        fit = fit_rounds(found, loss, generator=generator)
     if isinstance(fit, Declined):
         return _by_pattern(found, fit.reason)
     if fit.labels is None and not fit.has_later:
@@ -165,8 +169,8 @@ def _of_the_layer(found: Recovered, fit: Fit | None) -> list[Ruling]:
         Ruling(
             Cause.NARROW,
             everyone & (replayed or patterns_are_significant(found)),
-            f"cannot be judged: {len(selection.directions.side.basis)} live rows prove nothing about "
-            f"{selection.b} samples. Attack a wider layer",
+            f"cannot be judged: {rows_that_tell(found)} rows prove nothing about {selection.b} samples"
+            f"{', since dropout hides the others' * bool(found.view.dropout)}. Attack a wider layer",
         ),
         Ruling(
             Cause.UNFIT,

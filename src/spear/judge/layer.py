@@ -54,6 +54,8 @@ class Recovered:
 
     factors: Factors
     selection: Selection
+    replayed: bool = False
+    """Did a replay explain every sample's gradient, with more than one output to vary?"""
 
     @property
     def b(self) -> int:
@@ -108,8 +110,17 @@ class Recovered:
 
     @cached_property
     def confirmed_zero_rows(self) -> Tensor:
-        """Live rows (rows, b) in which each sample is off: zero, and its preactivation says so."""
-        return self.selection.directions.zeros & (self.Z[:, self.factors.live_rows].T < 0)
+        """Live rows (rows, b) in which each sample is off: zero, and its preactivation says so.
+
+        With dropout, zeros whose preactivation says on are those of dropped neurons, or of a mix of
+        samples that cancel. A mix is no label's gradient: once the replay explains every direction, and
+        more zeros hold it than it was solved for, its zeros are its own.
+        """
+        zeros = self.selection.directions.zeros
+        confirmed = zeros & (self.Z[:, self.factors.live_rows].T < 0)
+        if self.view.dropout and self.replayed:
+            return torch.where(self.selection.directions.redundancy > 0, zeros, confirmed)
+        return confirmed
 
     @cached_property
     def kept(self) -> Tensor:
@@ -155,7 +166,12 @@ def patterns_are_significant(found: Recovered) -> bool:
 
 
 def chance_of_pattern(found: Recovered) -> float:
-    """How likely the pattern of one sample fits by luck.
+    """How likely the pattern of one sample fits by luck."""
+    return theory.pattern_by_chance(rows_that_tell(found), found.b)
+
+
+def rows_that_tell(found: Recovered) -> int:
+    """Rows of a sample whose sign could contradict it.
 
     The signs of one neuron in several rounds are mostly the same, so neurons count, not rows. With
     dropout only rows that are on say something: the sample with the fewest decides.
@@ -166,7 +182,7 @@ def chance_of_pattern(found: Recovered) -> float:
     if found.view.dropout:
         on = (~found.selection.directions.zeros).sum(0)  # (b,)
         rows = min(rows, int(on.min()) // (1 if rounds is None else len(rounds)))
-    return theory.pattern_by_chance(rows, found.b)
+    return rows
 
 
 def signs_hold(found: Recovered, *, replayed: bool = False) -> Tensor:

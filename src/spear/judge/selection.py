@@ -363,7 +363,8 @@ def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
     if pool.side.name != "outputs" or by_chance > PART_CHANCE:
         return pool.vectors.T[:0]
     white = unit((pool.vectors * pool.side.scales[:, None]).T)
-    agrees = SIGN_AGREEMENT if not factors.noisy else PATTERN_AGREES_NOISY
+    strict = not (factors.noisy or factors.view.dropout)
+    agrees = SIGN_AGREEMENT if strict else PATTERN_AGREES_NOISY
     off = certain_zeros(pool.side, pool.zeros.T)
     _, c = consistent_samples(dual_problem(factors), white, off, agrees)
     h = factors.bias_coordinates * factors.singular_values

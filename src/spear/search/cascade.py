@@ -174,7 +174,7 @@ class CascadeFinder:
                 )
             elif idle < self.patience:
                 grown = self._round(pool, balance(missing), idle, generator, watch)
-            elif idle == self.patience and _span_cluster(pool, whole, watch):
+            elif idle == self.patience and not whole.dropout and _span_cluster(pool, whole, watch):
                 yield pool.snapshot()
                 return
             elif len(pool) <= _MOST_DIRECTIONS * b and watch.count("submatrices", 0) < min(
@@ -298,14 +298,16 @@ def accepted(residual: BalancedProblem, found: Directions, doubtful: bool) -> Te
     """Directions (c,) that are samples: with spare zeros and, where in doubt, fitting signs.
 
     With few samples missing, signs that fit in every row are enough: near-duplicates of an image differ
-    in a row or two, and leave each other no zeros to spare.
+    in a row or two, and leave each other no zeros to spare. With dropout they are not: where a sample
+    has a zero it may be on, so the sum of two fits wherever one of them is on.
     """
     determined = found.redundancy > 0
     ask = determined & (doubtful | (found.redundancy < 2)) | (residual.missing <= _FEW_MISSING)
     white = found.vectors[:, ask] * found.side.scales[:, None]
     off = certain_zeros(found.side, found.zeros[:, ask].T)
     fits = agreement(residual, unit((residual.c_basis.T @ white).T), off)
-    determined[ask] = (determined[ask] & (fits >= residual.least_agreement)) | (fits == 1)
+    enough = (fits == 1) & (not residual.dropout)
+    determined[ask] = (determined[ask] & (fits >= residual.least_agreement)) | enough
     return determined
 
 
@@ -390,7 +392,6 @@ def _missing(
         chosen = sparsest_independent(q.T, off.sum(1).double())
         q, off = q[chosen], off[chosen]
     if blocks is None:
-        off = certain_zeros(pool.side, off)
         return deflate(whole, *consistent_samples(whole, q, off, watch=watch))
     return deflate(whole, q, read_samples(whole, q, certain_zeros(pool.side, off), watch)[0])
 

@@ -33,7 +33,8 @@ _LEAST_WEIGHT = 1e-3  # that a row keeps: nothing is excluded on an estimate
 # Share of rows whose sign agrees with the zeros: 0.97 and more for samples, up to 0.93 for mixes of
 # samples with spare zeros.
 SIGN_AGREEMENT = 0.95
-_SIGN_AGREEMENT_TRAINED = 0.88  # after many local steps, in which signs change
+# After many local steps, in which signs change; and with dropout, where only rows that are on count.
+_SIGN_AGREEMENT_LOOSE = 0.88
 _POSSIBLE_MIXES = 16  # directions with the fewest zeros, among which a mix is sought
 _MOST_DROPPED = 4  # mixes that are sought one by one
 
@@ -74,7 +75,8 @@ def dual_problem(factors: Factors, coordinates: Tensor | None = None) -> DualPro
     ends, bias = factors.before_and_after
     H = ends.mean(0) * factors.singular_values + torch.outer(bias.mean(0).squeeze(1), h)
     one = torch.eye(factors.b, dtype=h.dtype, device=h.device)
-    least_agreement = SIGN_AGREEMENT if factors.protocol.one_step else _SIGN_AGREEMENT_TRAINED
+    strict = factors.protocol.one_step and not factors.view.dropout
+    least_agreement = SIGN_AGREEMENT if strict else _SIGN_AGREEMENT_LOOSE
     return DualProblem(
         factors.left[live],
         H[live],
@@ -321,15 +323,13 @@ class SharedTerms:
     prior: Prior
     span: Tensor  # (b, p): c lies in this span, plus what each sample adds
     over_rounds: bool = False
-    one_sided: bool = False  # does a zero leave open whether the neuron is on, as with dropout?
+    dropout: float = 0.0  # how likely a row is zero although its neuron is on
 
     @staticmethod
     def of(problem: DualProblem, q: Tensor, span: Tensor) -> SharedTerms:
         """For directions q (k, b) of a problem, and a span (b, p)."""
         prior = Prior.of(problem, q)
-        return SharedTerms(
-            problem.H, prior, span, problem.over_rounds, one_sided=problem.dropout > 0
-        )
+        return SharedTerms(problem.H, prior, span, problem.over_rounds, problem.dropout)
 
     @property
     def softness(self) -> tuple[float, ...]:
@@ -367,18 +367,23 @@ def _fit_signs(shared: SharedTerms, q: Tensor, off: Tensor, own: Tensor) -> tupl
     p = shared.span.shape[1]
     c = x[:, :p, 0] @ shared.span.T + (own @ x[:, p:]).squeeze(2)
     sign = 1 - 2 * off.to(q)  # (k, rows)
-    certain = sign.clamp_min(0) if shared.one_sided else sign.abs()
+    certain = sign.clamp_min(0) if shared.dropout else sign.abs()  # a zero may be on and dropped
     fits = (problem.features @ x > 0).squeeze(2).to(q)
     return c / (c * q).sum(1, keepdim=True), (certain * fits).sum(1) / certain.sum(1)
 
 
 @dataclass(frozen=True, eq=False)
 class _LogisticFits:
-    """k logistic regressions at once: features @ x > 0 where the sign is right."""
+    """k logistic regressions at once: features @ x > 0 where the sign is right.
+
+    With dropout of rate p, a zero whose sign says on was dropped, and counts with the probability that
+    it is off all the same: 1 / (1 + p exp(-z)) for a margin z.
+    """
 
     features: Tensor  # (k, rows, p)
     prior: Tensor  # (k, p, p): x^T prior x / 2 - pull^T x is how far c is from q
     pull: Tensor  # (k, p, 1)
+    dropped: Tensor | None = None  # (k, rows, 1): how likely a row is zero although it is on
 
     @staticmethod
     def of(shared: SharedTerms, own: Tensor, q: Tensor, off: Tensor) -> _LogisticFits:
@@ -397,6 +402,7 @@ class _LogisticFits:
             features * (sign / typical)[:, :, None],
             there.mT @ there * strength,
             there.mT @ guess[:, :, None] * strength,
+            (shared.dropout * off.to(H))[:, :, None] if shared.dropout else None,
         )
 
     def solve(self, schedule: tuple[float, ...]) -> Tensor:
@@ -404,16 +410,17 @@ class _LogisticFits:
         x = solve_definite(self.prior, self.pull)
         z = self.features @ x  # (k, rows, 1)
         for softness in schedule:
-            wrong = torch.sigmoid(-z / softness)
+            weight = self._weight(z, softness)
+            wrong = weight * torch.sigmoid(-z / softness)
             slope = self.prior @ x - self.pull
-            curvature = self._curvature(z, softness) + self.prior
+            curvature = self._curvature(z, weight, softness) + self.prior
             step = solve_definite(curvature, slope - self.features.mT @ wrong / softness)
             along = self.features @ step
             # The quadratic part along the step, so that trying a length costs no product.
             linear, square = (slope * step).sum((1, 2)), (step * (self.prior @ step)).sum((1, 2))
-            length, before = torch.ones_like(linear), _softplus(z, softness)
+            length, before = torch.ones_like(linear), _softplus(z, weight, softness)
             for _ in range(_HALVINGS):
-                after = _softplus(z - length[:, None, None] * along, softness)
+                after = _softplus(z - length[:, None, None] * along, weight, softness)
                 worse = after - length * linear + length.square() / 2 * square > before
                 if not bool(worse.any()):
                     break
@@ -422,21 +429,27 @@ class _LogisticFits:
             z = z - length[:, None, None] * along
         return x
 
-    def _curvature(self, z: Tensor, softness: float) -> Tensor:
+    def _weight(self, z: Tensor, softness: float) -> Tensor:
+        """What each row counts (k, rows, 1)."""
+        if self.dropped is None:
+            return torch.ones_like(z[:1, :1])
+        return 1 / (1 + self.dropped * torch.exp((-z / softness).clamp_max(_NEAR)))
+
+    def _curvature(self, z: Tensor, counts: Tensor, softness: float) -> Tensor:
         """Second derivative (k, p, p) of the signs' part; rows far from zero add nothing to it."""
         near = int((z.abs() < _NEAR * softness).sum(1).max())
         features = self.features
         if 2 * near < features.shape[1]:
             rows = z.abs().topk(near, dim=1, largest=False).indices  # (k, near, 1)
-            z = z.gather(1, rows)
+            z, counts = z.gather(1, rows), counts.expand_as(z).gather(1, rows)
             features = features.gather(1, rows.expand(-1, -1, features.shape[2]))
         wrong = torch.sigmoid(-z / softness)
-        weight = wrong * (1 - wrong) / softness**2
+        weight = counts * wrong * (1 - wrong) / softness**2
         return (features * weight).mT @ features
 
 
-def _softplus(z: Tensor, softness: float) -> Tensor:
-    loss: Tensor = torch.nn.functional.softplus(-z / softness).sum((1, 2))
+def _softplus(z: Tensor, weight: Tensor, softness: float) -> Tensor:
+    loss: Tensor = (weight * torch.nn.functional.softplus(-z / softness)).sum((1, 2))
     return loss
 
 

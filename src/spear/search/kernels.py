@@ -190,17 +190,13 @@ def zero_margin(side: Side) -> float:
 
 
 def certain_zeros(side: Side, zeros: Tensor) -> Tensor:
-    """Zeros (k, rows) as what they say of signs: how likely each row is off.
+    """Zeros (k, rows) as what they say of signs: a half in rounds that a sample took no part in.
 
-    A half in rounds that a sample took no part in: there it has no gradient, whichever neurons it would
-    switch on. With dropout of rate p a zero is a neuron that is off, half of all, or one of the others
-    that was dropped: off with probability 1 / (1 + p).
+    There it has no gradient, whichever neurons it would switch on.
     """
-    if side.round_of_row is None and not side.dropout:
-        return zeros
-    sure = zeros.to(side.basis) / (1 + side.dropout)
     if side.round_of_row is None:
-        return sure
+        return zeros
+    sure = zeros.to(side.basis)
     for each in range(int(side.round_of_row.max()) + 1):
         rows = side.round_of_row == each
         absent = zeros[:, rows].all(1)
