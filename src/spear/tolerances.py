@@ -28,6 +28,11 @@ ROWS_PER_SAMPLE = 4.0
 """Live rows per sample from which the search finds a batch (64 of 200 rows, 250 of 1000). If this many
 give nothing, the update is not what it was said to be; with fewer, the layer is too narrow."""
 
+MOVED_TOO_FAR = 0.5
+"""How far local training moves preactivations, relative to their size, from which a search that finds
+nothing is put down to it: batches of 20 in 200 neurons were found at 0.6 and below, half of them at
+0.95, none at 1.2."""
+
 # Zeros and signs.
 
 ZERO_DEVIATIONS = 5.0
@@ -142,6 +147,10 @@ TRAINING_FOLLOWS = 0.3
 
 TRAINING_RECOGNISED = 0.2
 """Up to this a sample is recognised: a wrong label makes more than 1, and 0.1 to 0.4 in others."""
+
+TRAINING_OTHER_RATE = 0.5
+"""If steps that are shorter or longer by one factor leave this share of the columns' error or less, the
+learning rate was another one: 0.1 to 0.3 with a rate that halves from epoch to epoch."""
 
 TRAINING_CLOSELY = 2e-4
 """A mix that holds this share of another sample is off by as much."""

@@ -221,8 +221,17 @@ def _unfit(found: Recovered, fit: Fit) -> Certificate:
         return _unproved(found, Cause.SCALE, (f"{found.b} of {found.b} samples {apart.words}",))
     words = (
         "the model does not reproduce the update with any loss, so another scale or merged samples "
-        "may explain it as well. Likely causes: weights of another round than the client's, "
-        "clipping by layer, or another network behind the layer"
+        "may explain it as well. "
+    )
+    if found.view.idle_dropout:
+        words += (
+            f"Likely cause: the client's dropout ({found.view.idle_dropout!r}), which is switched off in "
+            "this model: give it in train mode"
+        )
+        return _unproved(found, Cause.DROPOUT, (words, *fit.disagreements[:1]))
+    words += (
+        "Likely causes: weights of another round than the client's, clipping by layer, or another "
+        "network behind the layer"
     )
     return _unproved(found, Cause.UNFIT, (words, *fit.disagreements[:1]))
 
@@ -277,9 +286,26 @@ def _composed(
 def _of_training(found: Recovered, loss: Loss | None) -> Certificate:
     """After several local steps signs and zeros need not match: only repeating the steps proves."""
     retrained = retrain(found, loss)
+    told = found.view.samples
+    nothing = isinstance(retrained, Declined) or not bool(retrained.matched.any())
+    if nothing and told is not None and found.b > told:
+        words = (
+            f"{found.b} samples show, and {told} were told. Likely cause: random augmentation, which "
+            "makes another version of a sample in every epoch, so that the training cannot be repeated"
+        )
+        return _unproved(found, Cause.AUGMENTED, (words,))
     if isinstance(retrained, Declined):
         words = f"several local steps are proved only by repeating them, and {retrained.reason}"
-        return _unproved(found, Cause.TRAINING, (words,))
+        cause = Cause.DROPOUT if found.view.dropout else Cause.TRAINING
+        return _unproved(found, cause, (words,))
+    if nothing and retrained.other_rate is not None:
+        words = (
+            "repeating the local training changes the same neurons, but the client went "
+            f"{retrained.other_rate:.2g} times as far. Likely causes: a learning rate that changes from "
+            "step to step (give lr= one for each), another learning rate, momentum, or another number "
+            "of epochs"
+        )
+        return _unproved(found, Cause.SCHEDULE, (words,))
     determined = (found.selection.directions.redundancy > 0) | retrained.closely
     repeated = retrained.matched & determined & (not retrained.objections)
     if not bool((retrained.recognised & determined).all()):

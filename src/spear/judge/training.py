@@ -27,6 +27,7 @@ from spear.tolerances import (
     TRAINING_CLOSELY,
     TRAINING_FOLLOWS,
     TRAINING_LATER,
+    TRAINING_OTHER_RATE,
     TRAINING_RECOGNISED,
 )
 
@@ -53,6 +54,7 @@ class Retrained:
     objections: tuple[str, ...]  # parts of the update that disagree
     off: Tensor  # (b,): relative error of the sums
     dimensions: int  # of the gradients that samples with one ReLU pattern can have
+    other_rate: float | None  # times the one told, if that explains far more of the update
 
 
 def retrain(found: Recovered, loss: Loss | None) -> Retrained | Declined:
@@ -116,9 +118,12 @@ class _Repeated:
     noise: Tensor  # (b,): the part of it that noise alone explains
     epochs: int
     objections: tuple[str, ...]
+    length: float  # of what the client changed, relative to this
     near: tuple[tuple[float, Flip], ...] = ()  # neurons near their threshold, and how near
 
-    def judged(self, labels: Tensor, dimensions: int) -> Retrained:
+    def judged(
+        self, labels: Tensor, dimensions: int, other_rate: float | None = None
+    ) -> Retrained:
         closely = self.off <= TRAINING_CLOSELY
         closely &= closely.new_tensor(not self.objections and bool(self.matched.all()))
         return Retrained(
@@ -130,6 +135,7 @@ class _Repeated:
             self.objections,
             self.off,
             dimensions,
+            other_rate,
         )
 
     @property
@@ -156,7 +162,12 @@ class _Retraining:
         labels, _ = self.replay.nearest_labels(self.replay.Z)
         dimensions = self.replay.classes - 1
         first = self._repeated(labels)
-        if bool(first.matched.all()) or float(first.off.max()) > _LARGEST_ERROR:
+        if bool(first.matched.all()):
+            return first.judged(labels, dimensions)
+        scaled = self._repeated(labels, epochs=first.epochs, pace=first.length)
+        if float(scaled.off.median()) <= TRAINING_OTHER_RATE * float(first.off.median()):
+            return first.judged(labels, dimensions, first.length)
+        if float(first.off.max()) > _LARGEST_ERROR:
             return first.judged(labels, dimensions)
         return self._flipped(labels, first).judged(labels, dimensions)
 
@@ -189,9 +200,16 @@ class _Retraining:
         return best
 
     def _repeated(
-        self, labels: Tensor, flips: frozenset[Flip] = frozenset(), epochs: int | None = None
+        self,
+        labels: Tensor,
+        flips: frozenset[Flip] = frozenset(),
+        epochs: int | None = None,
+        pace: float = 1.0,
     ) -> _Repeated:
-        """The local training with these labels; of unknown epochs, the number that fits best."""
+        """The local training with these labels; of unknown epochs, the number that fits best.
+
+        `pace` multiplies the learning rate that was told.
+        """
         best: _Repeated | None = None
         beyond = 0
         epochs = epochs or self.protocol.epochs or self.protocol.local_steps
@@ -203,7 +221,7 @@ class _Retraining:
         optimiser = self.protocol.optimiser(list(local.parameters()))
         for epoch in range(1, (epochs or _EPOCHS) + 1):
             local.states.begin(epoch)
-            rate = self.protocol.rates(epochs or epoch)[epoch - 1]
+            rate = pace * self.protocol.rates(epochs or epoch)[epoch - 1]
             outputs = local()
             optimiser.zero_grad()
             loss = self.replay.loss(outputs, self.replay.as_targets(labels, outputs))
@@ -216,7 +234,8 @@ class _Retraining:
             if best is None or float(off.median()) < float(best.off.median()):
                 near = tuple(local.states.near)
                 objections = self._objections(moved, start, off)
-                best = _Repeated(off, self._noise, epoch, objections, near)
+                length = float(self.factors.L.norm() / moved["weight"].norm())
+                best = _Repeated(off, self._noise, epoch, objections, length, near)
             beyond += bool(moved["weight"].norm() > 1.2 * self.factors.L.norm())
             if beyond > _PATIENCE:
                 break

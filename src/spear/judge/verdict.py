@@ -18,7 +18,7 @@ from spear.judge.causes import Cause
 from spear.judge.certificate import Certificate
 from spear.judge.layer import exceeds_noise
 from spear.judge.selection import Selection
-from spear.tolerances import LIKELY_MATCH, ROWS_PER_SAMPLE
+from spear.tolerances import LIKELY_MATCH, MOVED_TOO_FAR, ROWS_PER_SAMPLE
 from spear.update import ENTRYWISE, NOISE_UNITS, LayerUpdate
 
 _NOT_AS_SAID = (
@@ -28,6 +28,10 @@ _NOT_AS_SAID = (
 _STALE = (
     "Either the client adds noise (then give sigma=), or these are weights of another round: this does "
     "not tell whether data leaks"
+)
+_DROPPED = (
+    "Many neurons have no gradient although a sample switches them on, as dropout leaves it: give the "
+    "model in train mode, or dropout= for a layer given directly"
 )
 _SGD_ONLY = "This attack reads updates of SGD only, so it cannot tell whether data leaks"
 
@@ -107,21 +111,22 @@ def of_samples(
         return Verdict(Outcome.PARTIAL, cause, reason, (*doubts, *ended.details))
     if factors.noisy and not bool(certificate.precise.any()):
         return _of_noisy_samples(factors, certificate, inputs).with_details(*_unresolved(factors))
+    cause, more = certificate.cause, ""
+    if selection.only_extra_zeros and selection.match < 1 and cause is not Cause.SCALE:
+        cause, more = Cause.DROPOUT, f". {_DROPPED}"
     if selection.match >= LIKELY_MATCH or selection.only_extra_zeros:
         found = "1 sample was found that fits" if b == 1 else f"{b} samples were found that fit"
         likely = "likely exact" + " but for the scale" * (certificate.cause is Cause.SCALE)
         reason = (
             f"{found} the update (lambda {selection.match:.3f}), {likely}, but nothing is proved: "
-            f"{first}"
+            f"{first}{more}"
         )
-        return Verdict(Outcome.APPROXIMATE, certificate.cause, reason, tuple(doubts))
-    next_step = _SEARCH_AGAIN.get(ended.end, _NOT_AS_SAID)
+        return Verdict(Outcome.APPROXIMATE, cause, reason, tuple(doubts))
+    cause, words = _why_not(factors, ended)
     reason = (
-        f"no samples were found that fit the update (lambda {selection.match:.3f} at best). "
-        f"{next_step}"
+        f"no samples were found that fit the update (lambda {selection.match:.3f} at best). {words}"
     )
-    details = (first, *doubts, *ended.details)
-    return _cannot_tell(ended.end.cause or Cause.UNFIT, reason, *details)
+    return _cannot_tell(cause, reason, first, *doubts, *ended.details)
 
 
 def _of_noisy_samples(factors: Factors, certificate: Certificate, inputs: Tensor) -> Verdict:
@@ -144,17 +149,43 @@ def _of_noisy_samples(factors: Factors, certificate: Certificate, inputs: Tensor
 
 def of_no_samples(factors: Factors, ended: SearchSummary) -> Verdict:
     """Fewer than b directions, from which no input could be read."""
-    if ended.end.cause is not None:
-        cause, next_step = ended.end.cause, _SEARCH_AGAIN[ended.end]
-    elif (
-        factors.view.rounds is None and int(factors.live_rows.sum()) >= ROWS_PER_SAMPLE * factors.b
-    ):
-        cause, next_step = Cause.UNFIT, _NOT_AS_SAID
-    else:
-        cause, next_step = Cause.NARROW, _too_narrow(factors)
+    cause, words = _why_not(factors, ended)
     batch = "1 sample" if factors.b == 1 else f"{factors.b} samples"
-    reason = f"no input of {batch} could be read. {next_step}"
-    return _cannot_tell(cause, reason, *ended.details)
+    return _cannot_tell(cause, f"no input of {batch} could be read. {words}", *ended.details)
+
+
+def _why_not(factors: Factors, ended: SearchSummary) -> tuple[Cause, str]:
+    """Why the search found no samples, or not all, and what to do."""
+    view, rows = factors.view, int(factors.live_rows.sum())
+    narrow = view.rounds is not None or rows < ROWS_PER_SAMPLE * factors.b
+    moved = local_movement(factors)
+    if moved > MOVED_TOO_FAR:
+        words = (
+            f"The client's local training moved preactivations by {moved:.0%} of their size, so that "
+            "which neurons are off changed on the way: fewer or smaller local steps would show more"
+        )
+        return Cause.MOVED, words
+    if ended.end.cause is not None:
+        again = _SEARCH_AGAIN[ended.end]
+        return ended.end.cause, f"{again}. {_too_narrow(factors)}" if narrow else again
+    if narrow:
+        return Cause.NARROW, _too_narrow(factors)
+    if view.dropout and (1 - view.dropout) * rows < ROWS_PER_SAMPLE * factors.b:
+        words = (
+            f"Dropout of {view.dropout:g} leaves each sample few of the layer's {rows} rows: a wider "
+            "layer or a smaller batch would show more"
+        )
+        return Cause.DROPOUT, words
+    return Cause.UNFIT, _NOT_AS_SAID
+
+
+def local_movement(factors: Factors) -> float:
+    """How far several local steps moved preactivations, as a share of their size; 0 for one step."""
+    if not factors.trained or factors.protocol.one_step or factors.view.rounds is not None:
+        return 0.0
+    before, after = factors.before_and_after[0]  # (m, b) each
+    size = before.norm(dim=1)[factors.live_rows].clamp_min(1e-300)
+    return float(((after - before).norm(dim=1)[factors.live_rows] / size).median())
 
 
 def of_some_samples(factors: Factors, count: int, ended: SearchSummary) -> Verdict:
@@ -163,10 +194,10 @@ def of_some_samples(factors: Factors, count: int, ended: SearchSummary) -> Verdi
         f"{count} of {factors.b} samples were found and read from the pattern of their zeros alone, so "
         f"they are approximate: exact inputs take all {factors.b}"
     )
-    cause = ended.end.cause or Cause.NARROW
-    if factors.view.rounds is not None and ended.end.cause is None:
-        reason = f"{reason}. {_too_narrow(factors)}"
-    return Verdict(Outcome.APPROXIMATE, cause, reason, ended.details)
+    cause, words = _why_not(factors, ended)
+    if cause is Cause.UNFIT:  # most samples are there: it is what it was said to be
+        cause, words = Cause.NARROW, _too_narrow(factors)
+    return Verdict(Outcome.APPROXIMATE, cause, f"{reason}. {words}", ended.details)
 
 
 def _too_narrow(factors: Factors) -> str:
@@ -220,6 +251,14 @@ def movement(factors: Factors) -> float:
 def of_no_batch(factors: Factors) -> Verdict:
     """The spectrum shows no batch."""
     smaller = min(factors.m, factors.n)
+    told, epochs = factors.view.samples, factors.protocol.epochs or 1
+    if factors.batch_size is None and told is not None and told < smaller <= told * epochs:
+        reason = (
+            f"the difference of the weights shows {smaller} samples or more, and {told} were told. "
+            f"Likely cause: random augmentation, which makes {epochs} versions of each in {epochs} "
+            "epochs, too many for the layer: this does not tell whether data leaks"
+        )
+        return _cannot_tell(Cause.AUGMENTED, reason)
     if factors.batch_size is None and factors.trained:
         reason = (
             "the difference of the weights shows no samples, which does not tell whether data leaks. "

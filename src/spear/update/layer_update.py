@@ -138,6 +138,14 @@ class LayerUpdate:
         return network_after(self.model if self.traced is None else self.traced, self.layer)
 
     @property
+    def idle_dropout(self) -> str:
+        """The name of a dropout in the model that is switched off, as in eval mode; empty without."""
+        modules = self.model.named_modules() if self.model is not None else ()
+        kind = nn.modules.dropout._DropoutNd
+        idle = (n for n, m in modules if isinstance(m, kind) and not m.training and m.p > 0)
+        return next(idle, "")
+
+    @property
     def samples(self) -> int | None:
         """How many samples the update was computed from, if that was told."""
         return self.protocol.total
