@@ -133,8 +133,8 @@ def test_wrong_gradients_are_refused():
         observe(planted.model, {"nope": grads[0]})
     with pytest.raises(InvalidUpdate, match=r"the gradient of '0\.weight' has shape"):
         observe(planted.model, [grads[0].T, *grads[1:]])
-    with pytest.raises(InvalidUpdate, match="expected a tensor"):
-        observe(planted.model, [[1.0], *grads[1:]])
+    with pytest.raises(InvalidUpdate, match="is an empty dict, expected a tensor"):
+        observe(planted.model, [{}, *grads[1:]])
     with pytest.raises(InvalidOption, match="no linear layer 'head'"):
         observe(planted.model, grads, layer="head")
     with pytest.raises(NoAttackableLayer, match="no gradient of its weight"):

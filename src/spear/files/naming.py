@@ -11,33 +11,24 @@ from torch import Tensor
 from spear.errors import InvalidFile
 from spear.factors import batch_size_from
 from spear.files.tensors import positional
+from spear.update import matched_names
 
-# What people's wrappers and scripts put around parameter names.
-_PREFIXES = ("module.", "_orig_mod.", "_module.", "model.", "grad.", "grads.", "gradient.")
 _MIN_SIZE_FOR_RANK = 8  # a low rank of a smaller matrix may be an accident
 _MIN_DROP = 1e-3  # from the last sample's singular value to the next
-_SUFFIXES = (".grad", "_grad", ".gradient")
 
 
 def matched(
     tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path | None
 ) -> dict[str, Tensor]:
     """The tensors under the model's own names, without the prefixes and suffixes of wrappers."""
-    bare = {_bare(name): name for name in own}
-    named = {}
-    unknown = []
-    for name, tensor in tensors.items():
-        target = name if name in own else bare.get(_bare(name))
-        if target is None:
-            unknown.append(name)
-        else:
-            named[target] = tensor
+    names = matched_names(tensors, own)
+    unknown = [name for name in tensors if name not in names]
     if unknown:
         raise InvalidFile(
             f"{path}: there is no {unknown[0]!r} among the weights; expected names such as "
             f"{', '.join(repr(name) for name in list(own)[:4])}"
         )
-    return named
+    return {own_name: tensors[name] for name, own_name in names.items()}
 
 
 def in_order(
@@ -112,15 +103,3 @@ def named(
             f"layer.{name}" if name in ("weight", "bias") else name: t for name, t in sent.items()
         }
     return weights, sent
-
-
-def _bare(name: str) -> str:
-    while True:
-        for prefix in _PREFIXES:
-            name = name.removeprefix(prefix)
-        shorter = name
-        for suffix in _SUFFIXES:
-            shorter = shorter.removesuffix(suffix)
-        if shorter == name and not name.startswith(_PREFIXES):
-            return name
-        name = shorter

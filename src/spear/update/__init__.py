@@ -4,6 +4,7 @@
 what is known of how the update came about. `inspect_layers` says which layers can be attacked.
 """
 
+from spear.update.forms import matched_names
 from spear.update.layer_update import LayerUpdate
 from spear.update.layers import (
     LayerReport,
@@ -51,6 +52,7 @@ __all__ = [
     "layer_inputs",
     "linear_layers",
     "looks_like_adam",
+    "matched_names",
     "network_after",
     "network_before",
     "observe",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spear.errors import Declined, InvalidOption, InvalidUpdate
+from spear.update.forms import as_tensor, tensor_problem, unwrapped
 from spear.update.layers import (
     LayerReport,
     Relu,
@@ -23,10 +24,9 @@ from spear.update.layers import (
 from spear.update.protocol import UNKNOWN_PROTOCOL, Protocol
 from spear.update.rounds import Rounds
 
+_PARTS = ("weight", "bias", "weight_grad", "bias_grad")
 _BLOCK = 1 << 22  # entries checked at a time, so that a check never copies a large gradient
 _SAMPLED_ENTRIES = 1 << 14  # of a gradient, to recognise its precision
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-NO_NUMBERS = "its tensors have shapes but no numbers; load them first"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,8 @@ class LayerUpdate:
         bias_grad: dL/db, (m,), likewise.
         relu: where the ReLU is: "after" the layer, "before" it, or "both".
 
-    The tensors may differ in dtype (weights in float32 and a gradient sent in float16, say). They are
-    not copied; `observe` copies them.
+    The tensors may differ in dtype (weights in float32 and a gradient sent in float16, say). NumPy
+    arrays are taken too. Neither are copied; `observe` copies them.
 
     >>> view = LayerUpdate(
     ...     weight=torch.randn(6, 8), bias=torch.zeros(6),
@@ -78,6 +78,10 @@ class LayerUpdate:
     """Rate of the dropout next to the ReLU after the layer: what it drops is zero in the gradient."""
 
     def __post_init__(self) -> None:
+        for name in _PARTS:
+            object.__setattr__(self, name, _from_array(getattr(self, name)))
+        others = {name: _from_array(part) for name, part in self.others.items()}
+        object.__setattr__(self, "others", others)
         problems = _problems(self)
         if problems:
             raise InvalidUpdate(problems)
@@ -92,6 +96,7 @@ class LayerUpdate:
             raise InvalidOption(
                 "several rounds have a model each: give each to spear.observe, and leave out model="
             )
+        model = unwrapped(model)
         return dataclasses.replace(self, model=model, traced=trace(model))
 
     def with_dropout(self) -> LayerUpdate | None:
@@ -118,10 +123,7 @@ class LayerUpdate:
         """A combined view without some of its rounds, by index."""
         assert self.rounds is not None
         rounds, rows = self.rounds.without(dropped, why)
-        parts = {
-            name: getattr(self, name)[rows]
-            for name in ("weight", "bias", "weight_grad", "bias_grad")
-        }
+        parts = {name: getattr(self, name)[rows] for name in _PARTS}
         said = rounds.left_out[len(self.rounds.left_out) :]
         return dataclasses.replace(self, rounds=rounds, notes=(*self.notes, *said), **parts)
 
@@ -266,38 +268,22 @@ def half_precision(gradient: Tensor) -> torch.dtype | None:
     return halves[0] if halves else None
 
 
-def tensor_problem(name: str, tensor: object, shape: torch.Size | None = None) -> str:
-    """Why a tensor cannot be part of an update; empty if it can."""
-    if not isinstance(tensor, Tensor):
-        return f"{name} is a {type(tensor).__name__}, expected a tensor"
-    if tensor.is_quantized:
-        return f"{name} is quantised ({tensor.dtype}): call .dequantize() first"
-    if tensor.dtype not in _DTYPES and not tensor.is_complex():
-        kinds = "expected float64, float32, bfloat16 or float16"
-        return f"{name} is {tensor.dtype}, {kinds}: call .float() first"
-    if tensor.device.type == "meta":
-        return f"{name} is on the meta device: {NO_NUMBERS}"
-    if shape is not None and tensor.shape != shape:
-        return f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}"
-    return ""
+def _from_array(part: Tensor) -> Tensor:
+    """An array as a tensor; anything else as it is, to be told as a problem."""
+    tensor = as_tensor(part)
+    return part if tensor is None else tensor
 
 
 def _problems(view: LayerUpdate) -> list[str]:
     """Everything that is wrong with an update, in words."""
-    parts = {
-        "weight": view.weight,
-        "bias": view.bias,
-        "weight_grad": view.weight_grad,
-        "bias_grad": view.bias_grad,
-    }
+    parts = {name: getattr(view, name) for name in _PARTS}
     needed = {
         "bias": "the bias tells which neurons are off; SPEAR cannot attack a layer without one",
         "bias_grad": "the bias gradient gives each recovered input its scale",
     }
     problems = [
-        f"{name} is a {type(part).__name__}, expected a tensor"
-        + (f" ({needed[name]})" if name in needed else "")
-        for name, part in parts.items()
+        tensor_problem(name, part) + (f" ({needed[name]})" if name in needed else "")
+        for name, part in {**parts, **view.others}.items()
         if not isinstance(part, Tensor)
     ]
     if not isinstance(view.protocol, Protocol):

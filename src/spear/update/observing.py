@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 from torch import Tensor, nn
 
 from spear.errors import Declined, InvalidOption, InvalidUpdate, NoAttackableLayer
-from spear.update.layer_update import NO_NUMBERS, LayerUpdate, tensor_problem
+from spear.update.forms import NO_NUMBERS, AnyForm, Entries, by_name, state_of, unwrapped
+from spear.update.layer_update import LayerUpdate
 from spear.update.layers import LayerReport, inspect_layers, trace
 from spear.update.plain_mlp import describe_plain_mlp, linear_layers, plain_mlp
 from spear.update.protocol import Clipping, Protocol, Sends
@@ -17,15 +19,13 @@ from spear.update.readings import Reading, read
 from spear.update.snapshots import snapshot
 from spear.update.watching import Watched
 
-Parts = Sequence[Tensor | None] | Mapping[str, Tensor | None]
-
 
 def observe(
-    model: nn.Module | Mapping[str, Tensor],
-    gradients: Parts | None = None,
+    model: nn.Module | Mapping[str, Any],
+    gradients: AnyForm | None = None,
     *,
-    after: Mapping[str, Tensor] | None = None,
-    difference: Parts | None = None,
+    after: AnyForm | None = None,
+    difference: AnyForm | None = None,
     samples: int | None = None,
     lr: float | Sequence[float] | None = None,
     epochs: int | None = None,
@@ -54,12 +54,17 @@ def observe(
     as weights and the like are read as what they are, and `view.mistake` says so.
 
     Args:
-        model: the model with the weights the client was sent; or its state dict, if it is a plain
-            MLP: linear layers with ReLUs between them.
-        gradients: FedSGD: one tensor per parameter, in the order of `model.parameters()`, or a dict
-            by parameter name (which may leave parameters out). Sparse ones are made dense.
-        after: FedAvg instead: the state dict the client sent back.
-        difference: or the weights after minus those before, as a list or dict like `gradients`.
+        model: the model with the weights the client was sent, also inside DataParallel, Opacus's
+            GradSampleModule or torch.compile; or its state dict, if it is a plain MLP: linear layers
+            with ReLUs between them.
+        gradients: FedSGD: a dict by parameter name or (name, tensor) pairs, which may leave parameters
+            out; a list in the order of `model.parameters()`, of the trainable ones or of the state
+            dict; one flat vector in such an order; or a module that has them in `.grad`. Arrays and
+            lists of numbers serve as tensors. Buffers are ignored; so are wrappers' prefixes, such as
+            `module.`. Sparse gradients are made dense.
+        after: FedAvg instead: the weights the client sent back, in any of these forms, such as a state
+            dict, a checkpoint that holds one, or the model itself. Only frozen ones may be left out.
+        difference: or the weights after minus those before, in any of these forms.
         samples: this and the following say how the update came about, as far as it is known; see
             `Protocol`. `samples` excludes samples that merged or vanished; `lr`, `epochs` and
             `local_batch_size` are needed to prove anything about several local steps.
@@ -101,25 +106,23 @@ def observe(
         if said:
             raise InvalidOption(f"{said[0]} is part of protocol=: give one of them")
         told = dataclasses.replace(protocol, sends=sends)
+    whole = next(form for form in (gradients, after, difference) if form is not None)
     notes: list[str] = []
-    if not isinstance(model, nn.Module):
-        recognised = plain_mlp(model)
-        if isinstance(recognised, Declined):
-            whole = next(form for form in (gradients, after, difference) if form is not None)
-            return _first_layer(model, whole, told, layer, recognised.reason)
-        notes.append(describe_plain_mlp(model))
-        model = recognised
-    _must_hold_numbers(model)
-    if after is not None:
-        sent = _state(model, after)
+    if isinstance(model, nn.Module):
+        model = unwrapped(model)
+        _must_hold_numbers(model)
+        own = Entries.of(model)
     else:
-        parts = gradients if gradients is not None else difference
-        assert parts is not None
-        what = "difference" if gradients is None else "gradient"
-        sent = _by_name(model, _without_buffers(model, parts), what, notes)
-    reading = read(dict(model.named_parameters()), sent, told)
+        state = state_of(model, notes)
+        recognised = plain_mlp(state)
+        if isinstance(recognised, Declined):
+            sent = by_name(Entries.of_state(state), whole, sends, notes)
+            return _first_layer(state, read(state, sent, told), layer, recognised.reason, notes)
+        notes.append(describe_plain_mlp(state))
+        model, own = recognised, Entries.of(recognised, state)
+    sent = by_name(own, whole, sends, notes)
     shape = None if input_shape is None else tuple(input_shape)
-    return _seen(model, reading, layer, shape, notes)
+    return _seen(model, read(own.parameters, sent, told), layer, shape, notes)
 
 
 def _form(gradients: object, after: object, difference: object) -> Sends:
@@ -184,28 +187,6 @@ def _seen(
     )
 
 
-def _state(model: nn.Module, after: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of a state dict that was sent back, checked."""
-    problems, named = [], {}
-    for name, before in model.named_parameters():
-        if not isinstance(after.get(name), Tensor):
-            problems.append(f"after= has no tensor {name!r}: expected the state dict sent back")
-        elif after[name].shape != before.shape:
-            problems.append(
-                f"after[{name!r}] has shape {tuple(after[name].shape)}, "
-                f"the model's has {tuple(before.shape)}"
-            )
-        else:
-            named[name] = after[name].detach().to_dense().to(before.device, before.dtype)
-    known = set(model.state_dict())
-    problems += [
-        f"after= has {name!r}, which the model has not" for name in after if name not in known
-    ]
-    if problems:
-        raise InvalidUpdate(problems)
-    return named
-
-
 def _must_hold_numbers(model: nn.Module) -> None:
     """Refuse models whose weights are not there yet."""
     problems = []
@@ -221,75 +202,11 @@ def _must_hold_numbers(model: nn.Module) -> None:
         raise InvalidUpdate(problems)
 
 
-def _without_buffers(model: nn.Module, named: Parts) -> Parts:
-    """Without the buffers that a state dict, and the difference of two, also holds."""
-    if not isinstance(named, Mapping):
-        return named
-    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    return {name: value for name, value in named.items() if name not in buffers}
-
-
-def _by_name(model: nn.Module, sent: Parts, what: str, notes: list[str]) -> dict[str, Tensor]:
-    """Copies of the gradients (or differences, `what`) by parameter name."""
-    parameters = dict(model.named_parameters())
-    trainable = [name for name, p in parameters.items() if p.requires_grad]
-    named = _parts(list(parameters), sent, what, trainable)
-    unknown = [name for name in named if name not in parameters]
-    if unknown:
-        some = ", ".join(repr(name) for name in list(parameters)[:6])
-        more = ", ..." if len(parameters) > 6 else ""
-        raise InvalidUpdate([f"the model has no parameter {unknown[0]!r} (it has {some}{more})"])
-    return _copies(parameters, named, what, notes)
-
-
-def _parts(
-    names: list[str], sent: Parts, what: str, trainable: Sequence[str] = ()
-) -> dict[str, Tensor | None]:
-    """Tensors by name; a list is in the order of all parameters, or of the trained ones."""
-    if isinstance(sent, Tensor):
-        raise InvalidUpdate(
-            [f"expected a list or dict of {what}s, one per parameter, got one tensor"]
-        )
-    if isinstance(sent, Mapping):
-        return dict(sent)
-    listed = list(sent)
-    if len(listed) not in (len(names), len(trainable)):
-        raise InvalidUpdate(
-            [f"expected {len(names)} {what}s, one per parameter of the model, got {len(listed)}"]
-        )
-    return dict(zip(names if len(listed) == len(names) else trainable, listed, strict=True))
-
-
-def _copies(
-    own: Mapping[str, Tensor], named: Mapping[str, Tensor | None], what: str, notes: list[str]
-) -> dict[str, Tensor]:
-    """Copies of what was sent, checked against the parameters."""
-    problems, present = [], {}
-    for name, part in named.items():
-        if part is None:
-            continue
-        problem = tensor_problem(f"the {what} of {name!r}", part, own[name].shape)
-        if problem:
-            problems.append(problem)
-        elif part.is_complex():
-            notes.append(f"the {what} of {name!r} is complex: it is not compared")
-        else:
-            # A copy, because p.grad is zeroed in place; dense like the parameter itself.
-            present[name] = part.detach().clone().to_dense()
-    if problems:
-        raise InvalidUpdate(problems)
-    return present
-
-
 def _first_layer(
-    state: Mapping[str, Tensor], parts: Parts, told: Protocol, layer: str | None, why: str
+    state: Mapping[str, Tensor], reading: Reading, layer: str | None, why: str, notes: list[str]
 ) -> LayerUpdate:
     """Without a model, and weights that are no plain MLP's: the first linear layer with a bias, assumed
     to be followed by a ReLU."""
-    notes: list[str] = []
-    named = _parts(list(state), parts, told.sends)
-    known = {name: part for name, part in named.items() if name in state}
-    reading = read(state, _copies(state, known, told.sends, notes), told)
     layers = [one for one in linear_layers(state) if layer in (None, one.name)]
     if layer is not None and not layers:
         names = ", ".join(repr(one.name) for one in linear_layers(state)) or "none"
@@ -301,7 +218,7 @@ def _first_layer(
     else:
         raise NoAttackableLayer(
             "expected the update of a linear layer's weight and bias, got that of "
-            f"{', '.join(map(repr, list(named)[:6]))}"
+            f"{', '.join(map(repr, list(reading.gradients)[:6]))}"
         )
     notes.append(
         f"No model was given, and the weights are no plain MLP ({why}): the layer {one.name!r} alone "

@@ -75,7 +75,8 @@ def read(before: Mapping[str, Tensor], sent: Mapping[str, Tensor], told: Protoco
         )
         told = dataclasses.replace(told, sends=sends)
     if sends == "gradient":
-        return Reading(dict(sent), told, mistake)
+        # Copies, because p.grad is zeroed in place.
+        return Reading({name: new.clone() for name, new in sent.items()}, told, mistake)
     # If the number of steps is unknown, the spectrum shows what weight decay took off.
     kept = told.weight_decay_factor(told.steps) if told.steps is not None else 1.0
     rate = told.rate

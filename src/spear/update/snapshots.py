@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spear.update.forms import unwrapped
+
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -106,6 +108,10 @@ def _copied(model: nn.Module) -> nn.Module:
         raise TypeError("its __deepcopy__ shares parameters with it")
     for parameter in taken.parameters():
         parameter.grad = None
+    for module in taken.modules():
+        for hooks in _hooks(module):
+            for key in [key for key, hook in hooks.items() if _of_wrapper(hook)]:
+                del hooks[key]
     return taken
 
 
@@ -148,6 +154,12 @@ def _hooks(module: nn.Module) -> list[dict[int, Any]]:
         for key, value in vars(module).items()
         if key.endswith("_hooks") and isinstance(value, dict)
     ]
+
+
+def _of_wrapper(hook: Any) -> bool:
+    """Is it one of Opacus, which takes the gradient of every sample that goes through the model?"""
+    owner = getattr(getattr(hook, "func", hook), "__self__", None)
+    return isinstance(owner, nn.Module) and unwrapped(owner) is not owner
 
 
 def _may_refer_back(model: nn.Module) -> bool:
