@@ -29,6 +29,7 @@ from spear.judge import (
     contradicted_rounds,
     mark_unscaled,
     rescale,
+    scale_from_model,
     select,
     select_part,
     verdict,
@@ -242,7 +243,7 @@ def _judged(
     view = factors.view
     watch.report("judge", batch_size=factors.b)
     with watch.stage("certify"):
-        best = mark_unscaled(factors, best)
+        best = scale_from_model(factors, mark_unscaled(factors, best), loss)
         factors, certificate, mistake = certify_either_sign(factors, best, loss, generator)
     if view.model is not None and factors.noisy and not bool(certificate.precise.any()):
         with watch.stage("rescale"):

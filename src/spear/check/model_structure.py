@@ -151,8 +151,6 @@ def _corrected(report: LayerReport, layer: nn.Linear, inside: str) -> LayerRepor
         return report
     elif not layer.weight.requires_grad:
         why = "its weight is not trained, so no gradient of it is sent"
-    elif layer.bias is None and report.attackable:
-        why = "it has no bias, and the bias gradient gives each input its scale"
     else:
         return report
     return replace(report, relu=None, why=why)

@@ -10,7 +10,7 @@ from spear.judge.causes import Cause, Proof
 from spear.judge.certificate import Certificate, certify, certify_either_sign
 from spear.judge.layer import mark_unscaled
 from spear.judge.replay import Loss
-from spear.judge.rescaling import rescale
+from spear.judge.rescaling import rescale, scale_from_model
 from spear.judge.selection import (
     Selection,
     approximate_inputs,
@@ -36,6 +36,7 @@ __all__ = [
     "contradicted_rounds",
     "mark_unscaled",
     "rescale",
+    "scale_from_model",
     "select",
     "select_part",
     "verdict",

@@ -164,6 +164,15 @@ def _of_the_layer(found: Recovered, fit: Fit | None) -> list[Ruling]:
     scaled = everyone & bias_in_span(factors)
     if selection.unscaled is not None:
         scaled = ~selection.unscaled
+    no_scale = Ruling(
+        Cause.UNFIT,
+        scaled,
+        "have a scale that the bias gradient does not give. Likely causes: an input that is all zero, "
+        "inputs that depend on each other linearly, or the bias gradient of another batch",
+    )
+    if not factors.view.has_bias:
+        words = "are known only up to a factor each, since the layer has no bias"
+        no_scale = Ruling(Cause.SCALE, scaled, words)
     unknown = outside_next_layer(found)
     return [
         Ruling(
@@ -172,13 +181,7 @@ def _of_the_layer(found: Recovered, fit: Fit | None) -> list[Ruling]:
             f"cannot be judged: {rows_that_tell(found)} rows prove nothing about {selection.b} samples"
             f"{', since dropout hides the others' * bool(found.view.dropout)}. Attack a wider layer",
         ),
-        Ruling(
-            Cause.UNFIT,
-            scaled,
-            "have a scale that the bias gradient does not give. Likely causes: an input that is "
-            "all zero, inputs that depend on each other linearly, or the bias gradient of another "
-            "batch",
-        ),
+        no_scale,
         _clipped_apart(found),
         Ruling(
             Cause.SCALE,

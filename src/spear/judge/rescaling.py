@@ -13,6 +13,7 @@ their inputs are uncertain.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,8 @@ from spear.errors import Declined
 from spear.factors import Factors
 from spear.judge.layer import Recovered
 from spear.judge.replay import Loss, Replay, compares_numbers, replaying
-from spear.judge.selection import Selection
+from spear.judge.selection import Selection, at_scales
+from spear.tolerances import REPLAY_LIMIT
 from spear.update import SoftRelu, soften
 
 _SOFTNESS = (1.0, 0.3, 0.1)  # of the ReLUs, in units of their inputs' error, from coarse to fine
@@ -42,6 +44,8 @@ _SCALE_STEP = 1e-3  # relative, for a difference
 _LARGEST_STEP = 0.2  # relative: the bias gradient is not that far off
 _FAR_OFF = 9.0  # in units of the median of squares, from where a number counts half
 _NEAR_A_MEAN = 0.05  # how far the usual weight may be from 1/b or 1 to be taken for it
+_OCTAVES = 12  # up and down from a root mean square of one, in which the scale of inputs is sought
+_GOLDEN_STEPS = 60  # of the golden section: an octave down to 1e-12 of it
 _LEVELS = 512  # of clipping that are tried, between the smallest and the largest norm
 
 
@@ -68,6 +72,52 @@ def rescale(factors: Factors, selection: Selection, loss: Loss | None) -> Rescal
         relative_error=torch.zeros_like(selection.C[:, 0]),
         use=lambda replay: _Rescaling(factors, selection, replay).run(),
     )
+
+
+def scale_from_model(factors: Factors, selection: Selection, loss: Loss | None) -> Selection:
+    """The samples of a layer without a bias, at the scale that the network behind it gives.
+
+    The gradient of a label points elsewhere for an input t x, as soon as the network is not homogeneous:
+    softmax is not. So t is where some label's gradient points along the recovered one. Where none does,
+    the scale stays unknown.
+    """
+    if selection.unscaled is None or not factors.protocol.one_step or compares_numbers(loss):
+        return selection
+    found = Replay.attempt(
+        Recovered(factors, selection),
+        loss,
+        relative_error=torch.zeros_like(selection.C[:, 0]),
+        use=_scales_by_direction,
+    )
+    if isinstance(found, Declined):
+        return selection
+    scale, known = found
+    own = (selection.Q * selection.directions.vectors).sum(0)  # of unit directions
+    scaled = at_scales(factors, selection, own / torch.where(known, scale, 1.0))
+    return dataclasses.replace(scaled, unscaled=None if bool(known.all()) else ~known)
+
+
+def _scales_by_direction(replay: Replay) -> tuple[Tensor, Tensor]:
+    """Scales (b,) at which the nearest label's gradient points along the recovered one; does it?"""
+    best = torch.full_like(replay.Z[:, 0], torch.inf)
+    scale, labels = torch.ones_like(best), torch.zeros(len(best), dtype=torch.int64).to(best.device)
+    for t in torch.logspace(-_OCTAVES, _OCTAVES, 2 * _OCTAVES + 1, base=2).tolist():
+        nearest, off = replay.nearest_labels(replay.Z * t)
+        better = off < best
+        best, labels = torch.where(better, off, best), torch.where(better, nearest, labels)
+        scale = torch.where(better, t, scale)
+
+    def off_at(step: Tensor) -> Tensor:
+        Z = replay.Z * (scale * torch.exp2(step))[:, None]
+        return replay.distance(Z, replay.D, labels[:, None])[:, 0]
+
+    low, high = torch.full_like(best, -1.0), torch.ones_like(best)
+    for _ in range(_GOLDEN_STEPS):
+        inner = (high - low) * (math.sqrt(5) - 1) / 2
+        left = off_at(high - inner) < off_at(low + inner)
+        low, high = torch.where(left, low, high - inner), torch.where(left, low + inner, high)
+    step = (low + high) / 2
+    return scale * torch.exp2(step), off_at(step) <= REPLAY_LIMIT
 
 
 def _over_rounds(found: Recovered, loss: Loss | None) -> Rescaled | Declined:

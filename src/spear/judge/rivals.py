@@ -155,7 +155,7 @@ def scale(found: Recovered, fit: Fit | None) -> Ruling:
     if fit is None or found.selection.directions.side.name != "outputs":
         everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
         view = found.view
-        homogeneous = view.model is not None and not bool(view.bias.any())
+        homogeneous = not view.has_bias or (view.model is not None and not bool(view.bias.any()))
         fixed = not (homogeneous or found.factors.zero_input)  # a zero input is only a guess here
         return Ruling(Cause.SCALE, everyone & fixed, _ANY_SCALE, (SCALED_ALIKE,))
     own = (EXACT_ERROR * found.value_range / found.sizes).clamp_max(0.5)  # claimed, relative
@@ -400,6 +400,8 @@ def merge_radius(found: Recovered, fit: Fit) -> Tensor:
     if selection.bias_noise is not None:
         outside = outside.new_tensor(selection.bias_noise * math.sqrt(m))
     in_bias = torch.maximum(outside, rounding)
+    if not factors.view.has_bias:
+        in_bias = torch.full_like(in_bias, torch.inf)
     along = (Z - factors.bias) / length[:, None]
     beside = (length.square() + 1).sqrt()
     reaches.append((2 * in_bias * beside / fit.curvature(along)).sqrt())

@@ -120,6 +120,7 @@ class _Matching:
         level = torch.where(pool.zeros, values, pool.side.zero).amax(0)
         self.on[live] = values > UNDECIDED * level  # (m, c) dL/dZ certainly not 0
         self.h = factors.bias_coordinates
+        self.biased = factors.view.has_bias
         self.dropout = factors.view.dropout > 0
         if self.dropout:  # a zero says nothing: its neuron may be on and dropped
             self.off = torch.zeros_like(self.off)
@@ -143,14 +144,26 @@ class _Matching:
         wrong = (off & ~(lowest <= slack)) | (on & ~(highest > -slack))
         return wrong.sum(dim)
 
+    def least_contradictions(
+        self, F: Tensor, t: Tensor, reach: Tensor, off: Tensor, on: Tensor
+    ) -> Tensor:
+        """The same (..., k); without a bias an input may have either sign, and its better one counts."""
+        wrong = self.contradictions(F, t, reach, off, on)
+        if self.biased:
+            return wrong
+        return torch.minimum(wrong, self.contradictions(F, -t, reach, off, on))
+
     def state(self, chosen: list[int]) -> _State:
         C = torch.linalg.inv(self.pool.vectors[:, chosen])
-        return _State(C, self.H @ C.T, C @ self.h)
+        # Without a bias nothing says how large an input is: it gets a root mean square of one.
+        t = C @ self.h if self.biased else C.norm(dim=1) / self.factors.n**0.5
+        return _State(C, self.H @ C.T, t)
 
     def wrong(self, chosen: list[int]) -> Tensor:
         state = self.state(chosen)
         reach = self.factors.preactivation_error(state.C)
-        return self.contradictions(state.F, state.t, reach, self.off[:, chosen], self.on[:, chosen])
+        off, on = self.off[:, chosen], self.on[:, chosen]
+        return self.least_contradictions(state.F, state.t, reach, off, on)
 
     def improve(self, chosen: list[int], watch: Watch) -> list[int]:
         """Stage two: swap the pair that lowers the contradictions most, until none does."""
@@ -187,12 +200,14 @@ class _Matching:
         F_new = F[None] - own * ratio[:, None, None, :]  # (k, ends, m, b)
         t_new = t[None] - t[i][:, None] * ratio  # (k, b)
         C_new = C[None] - ratio[:, :, None] * C[i][:, None]  # (k, b, b)
+        if not self.biased:
+            t_new = C_new.norm(dim=2)
         reach = self.factors.preactivation_error(C_new)  # (k, b)
         off = self.off[:, chosen].expand(len(i), -1, -1).clone()
         on = self.on[:, chosen].expand(len(i), -1, -1).clone()
         off[k, :, i] = self.off[:, j]
         on[k, :, i] = self.on[:, j]
-        totals = self.contradictions(F_new, t_new, reach, off, on).sum(-1)
+        totals = self.least_contradictions(F_new, t_new, reach, off, on).sum(-1)
         return torch.where(possible, totals, torch.iinfo(totals.dtype).max)
 
     def selection(self, chosen: list[int], t: Tensor | None = None) -> Selection:
@@ -200,10 +215,14 @@ class _Matching:
         vectors = self.pool.vectors[:, chosen]
         picked = self.pool.pick(chosen)
         state = self.state(chosen)
-        if t is not None:
-            state = state._replace(t=t)
         off, on = self.off[:, chosen], self.on[:, chosen]
         reach = self.factors.preactivation_error(state.C)
+        if t is not None:
+            state = state._replace(t=t)
+        elif not self.biased:
+            upright = self.contradictions(state.F, state.t, reach, off, on)
+            turned = self.contradictions(state.F, -state.t, reach, off, on)
+            state = state._replace(t=torch.where(turned < upright, -state.t, state.t))
         frozen = self._frozen(state, reach, off, on)
         if frozen is not None:
             off = off & ~frozen[:, None]
@@ -216,10 +235,11 @@ class _Matching:
         return Selection(
             picked,
             vectors * state.t,
-            scale(state.C, self.h) if t is None else state.C / t[:, None],
+            scale(state.C, self.h) if t is None and self.biased else state.C / state.t[:, None],
             wrong,
             match,
             frozen,
+            unscaled=None if self.biased or t is not None else torch.ones_like(wrong, dtype=torch.bool),
             only_extra_zeros=not int(stray.sum()) and not self.dropout,
             wrong_rows=self.contradictions(state.F, state.t, reach, off, on, dim=-1),
         )
@@ -367,5 +387,7 @@ def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
     agrees = SIGN_AGREEMENT if strict else PATTERN_AGREES_NOISY
     off = certain_zeros(pool.side, pool.zeros.T)
     _, c = consistent_samples(dual_problem(factors), white, off, agrees)
+    if not factors.view.has_bias:
+        return c[:0]  # neither scale nor sign is known
     h = factors.bias_coordinates * factors.singular_values
     return c / (c @ h)[:, None] * factors.singular_values

@@ -132,12 +132,12 @@ class CascadeFinder:
                 pool.keep(found, found.redundancy > 0)
             yield pool.snapshot(reserve=False)
         yield from self._rounds(factors, pool, generator, watch)
-        if factors.trained and not watch.expired:
+        if factors.trained and factors.view.has_bias and not watch.expired:
             with watch.stage("repair"):
                 repaired = pool.add(directions_from_signs(factors, pool.snapshot()))
             if repaired:
                 yield pool.snapshot()
-        elif factors.view.rounds is not None and not watch.expired:
+        elif factors.view.rounds is not None and factors.view.has_bias and not watch.expired:
             with watch.stage("repair"):
                 solved_anew = without_contradictions(factors, pool.snapshot())
             if solved_anew is not None:

@@ -35,7 +35,7 @@ class LayerUpdate:
 
     Args:
         weight: W, (m, n).
-        bias: b, (m,).
+        bias: b, (m,); None for a layer without one, whose inputs come back up to a factor each.
         weight_grad: dL/dW, (m, n), summed or averaged over the batch.
         bias_grad: dL/db, (m,), likewise.
         relu: where the ReLU is: "after" the layer, "before" it, or "both".
@@ -76,10 +76,16 @@ class LayerUpdate:
     """Set if `combine` made this of several rounds: rows are stacked, columns are coordinates."""
     dropout: float = 0.0
     """Rate of the dropout next to the ReLU after the layer: what it drops is zero in the gradient."""
+    has_bias: bool = True
+    """Set to False if neither `bias` nor `bias_grad` was given."""
 
     def __post_init__(self) -> None:
         for name in _PARTS:
             object.__setattr__(self, name, _from_array(getattr(self, name)))
+        if self.bias is None and self.bias_grad is None and isinstance(self.weight, Tensor):
+            for name in ("bias", "bias_grad"):
+                object.__setattr__(self, name, self.weight.new_zeros(len(self.weight)))
+            object.__setattr__(self, "has_bias", False)
         others = {name: _from_array(part) for name, part in self.others.items()}
         object.__setattr__(self, "others", others)
         problems = _problems(self)
@@ -278,8 +284,9 @@ def _problems(view: LayerUpdate) -> list[str]:
     """Everything that is wrong with an update, in words."""
     parts = {name: getattr(view, name) for name in _PARTS}
     needed = {
-        "bias": "the bias tells which neurons are off; SPEAR cannot attack a layer without one",
-        "bias_grad": "the bias gradient gives each recovered input its scale",
+        "bias": "the bias tells which neurons are off; leave out both for a layer without one",
+        "bias_grad": "the bias gradient gives each recovered input its scale; leave out both for a "
+        "layer without a bias",
     }
     problems = [
         tensor_problem(name, part) + (f" ({needed[name]})" if name in needed else "")

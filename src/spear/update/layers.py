@@ -277,6 +277,7 @@ def _report(name: str, uses: list[fx.Node], modules: dict[str, nn.Module]) -> La
         return LayerReport(name, None, why)
     after, why_not_after = _relu_after(uses[0], modules)
     before = _relu_before(uses[0], modules)
+    before &= after or getattr(modules[name], "bias", None) is not None
     data, caveat = _reads_data(uses[0], modules), _caveat(uses[0], modules)
     reads = _layer_before(uses[0], modules) if before else None
     kept = 1.0

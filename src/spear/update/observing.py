@@ -162,18 +162,19 @@ def _seen(
     prefix = f"{chosen.name}." if chosen.name else ""
     attacked = {f"{prefix}weight", f"{prefix}bias"}
     assert isinstance(module, nn.Linear)
-    weight, bias = module.weight.detach(), module.bias.detach()
+    weight = module.weight.detach()
+    bias = None if module.bias is None else module.bias.detach()
     if taken.uncopied:
-        weight, bias = weight.clone(), bias.clone()
+        weight, bias = weight.clone(), None if bias is None else bias.clone()
         notes.append(
             f"the model cannot be copied ({taken.uncopied}): leave it unchanged until this view has "
             "been inverted"
         )
     return LayerUpdate(
         weight=weight,
-        bias=bias,
+        bias=bias,  # type: ignore[arg-type]
         weight_grad=named[f"{prefix}weight"],
-        bias_grad=named[f"{prefix}bias"],
+        bias_grad=None if bias is None else named[f"{prefix}bias"],  # type: ignore[arg-type]
         relu=chosen.relu,
         layer=chosen.name,
         others={name: grad for name, grad in named.items() if name not in attacked},
@@ -252,7 +253,7 @@ def _choose(
         raise InvalidOption(f"the model has no linear layer {layer!r}; its linear layers: {names}")
     reasons = "; ".join(f"{r.name!r}: {r.why}" for r in reports if layer in (None, r.name))
     raise NoAttackableLayer(
-        "expected a linear layer with a bias, next to a ReLU, whose gradients are in the update; "
+        "expected a linear layer next to a ReLU, whose gradients are in the update; "
         f"found none ({reasons or 'the model has no linear layer'})"
     )
 
@@ -260,14 +261,13 @@ def _choose(
 def _with_parts(
     model: nn.Module, report: LayerReport, gradients: Mapping[str, Tensor]
 ) -> LayerReport:
-    """The report, corrected where the layer lacks a bias or its gradients."""
+    """The report, corrected where the update lacks the layer's gradients."""
     prefix = f"{report.name}." if report.name else ""
     if not report.attackable:
         return report
-    if getattr(model.get_submodule(report.name), "bias", None) is None:
-        why = "it has no bias, and the bias gradient gives each input its scale"
-    elif f"{prefix}weight" not in gradients or f"{prefix}bias" not in gradients:
-        why = "the update has no gradient of its weight and bias"
+    biased = getattr(model.get_submodule(report.name), "bias", None) is not None
+    if f"{prefix}weight" not in gradients or (biased and f"{prefix}bias" not in gradients):
+        why = f"the update has no gradient of its weight{' and bias' * biased}"
     else:
         return report
     return dataclasses.replace(report, relu=None, why=why)
