@@ -194,7 +194,11 @@ def test_zeros_of_dropout_are_one_sided():
     model, x, y = client(4, width=200)
     model = nn.Sequential(model[0], model[1], nn.Dropout(0.3), model[2]).train()
     torch.manual_seed(0)
-    dropped = recovered(Planted(model, x, y, fedsgd(model, x, y))).selection
+    planted = Planted(model, x, y, fedsgd(model, x, y))
+    told = recovered(planted).selection
+    assert (told.match, int(told.contradictions.sum())) == (1, 0)
+    model.eval()
+    dropped = recovered(planted).selection  # nobody said so
     assert dropped.only_extra_zeros
     assert int(dropped.contradictions.sum()) > 0
     mixing = torch.eye(4, dtype=torch.float64)

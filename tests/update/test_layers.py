@@ -63,18 +63,26 @@ def test_batch_norm_dropout_and_other_activations_are_named():
     leaky = nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU())
     assert "LeakyReLU" in inspect_layers(leaky)[0].why
     dropout = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU())
-    assert kinds(dropout) == {"0": None}
-    assert kinds(dropout.eval()) == {"0": "after"}
+    assert [(r.relu, r.dropout) for r in inspect_layers(dropout)] == [("after", 0.5)]
+    assert [(r.relu, r.dropout) for r in inspect_layers(dropout.eval())] == [("after", 0.0)]
+    alpha = nn.Sequential(nn.Linear(4, 4), nn.AlphaDropout(0.5), nn.ReLU())
+    assert "AlphaDropout" in inspect_layers(alpha)[0].why
 
 
 def test_a_layer_used_twice_is_refused():
     assert "used 2 times" in inspect_layers(shared())[0].why
 
 
-def test_an_untraceable_model_is_read_in_order():
-    reports = inspect_layers(untraceable())
+def unrunnable():
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    return module(lambda self, batch: self.net(batch["x"]) if batch["x"].sum() else 0, net=net)
+
+
+@pytest.mark.parametrize("model", [untraceable, unrunnable])
+def test_an_untraceable_model_is_watched_or_else_read_in_order(model):
+    reports = inspect_layers(model())
     assert [(r.name, r.relu) for r in reports] == [("net.0", "after"), ("net.2", "before")]
-    assert "cannot be traced" in reports[0].why
+    assert ("cannot be traced" in reports[0].why) == (model is unrunnable)
 
 
 @pytest.mark.parametrize("layer", ["first", "second"])
@@ -119,7 +127,7 @@ def dropped():
     ("network", "model", "layer", "reason"),
     [
         (network_after, bypassed, "layer", "bypasses"),
-        (network_after, untraceable, "net.0", "cannot be traced"),
+        (network_after, unrunnable, "net.0", "cannot be traced"),
         (network_after, dropped, "layer", "layer 'layer' does not reach the model's output"),
         (network_before, functional, "third", "used 0 times"),
         (network_before, shared, "layer", "used 2 times"),

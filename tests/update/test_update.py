@@ -38,7 +38,7 @@ def quantised(tensor):
         ({"weight_grad": torch.randn(6, 7)}, r"weight_grad has shape \(6, 7\), expected \(6, 8\)"),
         ({"bias_grad": torch.randn(5)}, r"bias_grad has shape \(5,\), expected \(6,\)"),
         ({"weight": torch.randn(8)}, r"expected \(outputs, inputs\)"),
-        ({"bias": None}, "cannot attack a layer without"),
+        ({"bias": None}, "leave out both for a layer without"),
         ({"bias_grad": None}, "gives each recovered input its scale"),
         ({"weight_grad": torch.randn(6, 8) + 0j}, r"weight_grad is complex \(torch.complex64\)"),
         ({"others": {"2.weight": torch.randn(6, 8) + 0j}}, "2.weight is complex"),
@@ -112,7 +112,7 @@ def test_the_choice_says_why_others_were_not_taken():
     ("model", "message"),
     [
         (nn.Sequential(nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2)), "followed by Sigmoid"),
-        (nn.Sequential(nn.Linear(4, 3, bias=False), nn.ReLU()), "no bias"),
+        (nn.Sequential(nn.ReLU(), nn.Linear(4, 3, bias=False)), "no ReLU stands before it"),
         (nn.Sequential(nn.Conv1d(1, 2, 3), nn.ReLU()), "the model has no linear layer"),
     ],
 )

@@ -235,7 +235,7 @@ class _Case:
         if score.recovery is not Recovery.NOTHING:
             where = f"layer {layer.name!r} ({layer.inputs} → {layer.outputs})"
             happened = f"{score.words} from {where}{_others(best, played)}"
-            if self.protocol.clips == "per-layer":
+            if best.up_to_scale:
                 reached, happened = Exposure.PARTLY, f"{happened}, each up to a factor"
         elif hidden is not None:
             remarks.append(hidden)

@@ -14,6 +14,12 @@ from spear.update import Protocol
 
 def untraceable(structure: ModelStructure) -> Remark | None:
     """The forward pass could not be traced."""
+    if structure.watched:
+        words = (
+            f"{structure.watched}: so it was watched on a made-up input, and may do something else on "
+            "others."
+        )
+        return Remark(Level.NOTE, "not traceable", words)
     if not structure.untraced:
         return None
     words = (

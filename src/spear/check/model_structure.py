@@ -63,7 +63,9 @@ class ModelStructure:
 
     layers: tuple[LayerView, ...]
     untraced: str = ""
-    """Why the forward pass could not be traced; empty if it was."""
+    """Why the forward pass could not be traced or watched; empty if it was."""
+    watched: str = ""
+    """Why it was watched on a made-up input; empty if it was traced."""
 
     @property
     def chosen(self) -> LayerView | None:
@@ -119,7 +121,8 @@ def examine(model: nn.Module) -> ModelStructure:
         if node is not None and not view.attackable and view.has_bias:
             view = replace(view, near=_near(node, modules))
         views.append(view)
-    return ModelStructure(tuple(views), untraced)
+    watched = traced.why if isinstance(traced, Watched) else ""
+    return ModelStructure(tuple(views), untraced, watched)
 
 
 def with_modes(model: nn.Module, *, at_work: bool) -> list[str]:

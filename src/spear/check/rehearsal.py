@@ -102,6 +102,8 @@ class Rehearsal:
     score: Score
     certified: int
     cause: Cause
+    up_to_scale: bool = False
+    """Did samples come back up to a factor each?"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,9 +141,12 @@ class Stage:
                 return Declined(_complaint(error))
             result = invert(view, max_seconds=max_seconds)
         found = result.inputs.double()
-        if protocol.clips == "per-layer":  # samples are then recovered up to a factor
-            found = _scaled(found, truth.double())
-        return Rehearsal(kind, compare(found, truth), int(result.certified.sum()), result.cause)
+        score, certified = compare(found, truth), int(result.certified.sum())
+        rehearsal = Rehearsal(kind, score, certified, result.cause)
+        if score.recovery is Recovery.EXACT or (view.has_bias and protocol.clips != "per-layer"):
+            return rehearsal
+        scaled = compare(_scaled(found, truth.double()), truth)
+        return replace(rehearsal, score=scaled, up_to_scale=True)
 
     def _view(self, sent: Sent) -> LayerUpdate:
         """The layer as the server sees it. A layer that could not be traced is taken to have a ReLU

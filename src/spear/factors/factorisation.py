@@ -209,14 +209,8 @@ class Factors:
         An input that is zero everywhere adds nothing to dL/dW but its d_0 to dL/db, which is then
         no combination of L's columns. Its preactivation is the bias itself, so d_0 is zero wherever
         the bias is negative: if those rows alone fit, they are used.
-
-        A layer without a bias says nothing of scales. For the search, which needs a rough idea of the
-        mean sample, inputs are then taken to have the same share of their loudest direction.
+        All zero for a layer without a bias, which says nothing of scales.
         """
-        if not self.view.has_bias:
-            first = torch.zeros_like(self.singular_values)
-            first[0] = 1
-            return first
         return self._bias_fit[0] / self.singular_values  # (b,)
 
     @property

@@ -44,8 +44,9 @@ _SCALE_STEP = 1e-3  # relative, for a difference
 _LARGEST_STEP = 0.2  # relative: the bias gradient is not that far off
 _FAR_OFF = 9.0  # in units of the median of squares, from where a number counts half
 _NEAR_A_MEAN = 0.05  # how far the usual weight may be from 1/b or 1 to be taken for it
-_OCTAVES = 12  # up and down from a root mean square of one, in which the scale of inputs is sought
-_GOLDEN_STEPS = 60  # of the golden section: an octave down to 1e-12 of it
+# Inputs whose scale is sought have a root mean square of one: so far up and down, in such steps.
+_OCTAVES, _STEPS_PER_OCTAVE = 8, 4
+_GOLDEN_STEPS = 60  # of the golden section: from a step of the grid down to 1e-12 of it
 _LEVELS = 512  # of clipping that are tried, between the smallest and the largest norm
 
 
@@ -101,7 +102,8 @@ def _scales_by_direction(replay: Replay) -> tuple[Tensor, Tensor]:
     """Scales (b,) at which the nearest label's gradient points along the recovered one; does it?"""
     best = torch.full_like(replay.Z[:, 0], torch.inf)
     scale, labels = torch.ones_like(best), torch.zeros(len(best), dtype=torch.int64).to(best.device)
-    for t in torch.logspace(-_OCTAVES, _OCTAVES, 2 * _OCTAVES + 1, base=2).tolist():
+    steps = 2 * _OCTAVES * _STEPS_PER_OCTAVE + 1
+    for t in torch.logspace(-_OCTAVES, _OCTAVES, steps, base=2).tolist():
         nearest, off = replay.nearest_labels(replay.Z * t)
         better = off < best
         best, labels = torch.where(better, off, best), torch.where(better, nearest, labels)
@@ -111,7 +113,8 @@ def _scales_by_direction(replay: Replay) -> tuple[Tensor, Tensor]:
         Z = replay.Z * (scale * torch.exp2(step))[:, None]
         return replay.distance(Z, replay.D, labels[:, None])[:, 0]
 
-    low, high = torch.full_like(best, -1.0), torch.ones_like(best)
+    high = torch.full_like(best, 1 / _STEPS_PER_OCTAVE)
+    low = -high
     for _ in range(_GOLDEN_STEPS):
         inner = (high - low) * (math.sqrt(5) - 1) / 2
         left = off_at(high - inner) < off_at(low + inner)

@@ -99,6 +99,8 @@ def chance_off(problem: DualProblem) -> Tensor:
     Stein). Dropout adds its share of the rows that are on.
     """
     length = problem.h.norm()
+    if not float(length):  # no bias, so that the mean is not known
+        return torch.full_like(problem.H[:, 0], (1 + problem.dropout) / 2)
     mean = problem.H @ (problem.h / length.square())
     spread = (problem.H - torch.outer(mean, problem.h)).norm(dim=1) / length
     offset = mean / spread.clamp_min(1e-9 * float(mean.abs().max()))

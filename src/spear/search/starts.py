@@ -83,13 +83,16 @@ def guess_from_rows(problem: BalancedProblem) -> tuple[Tensor, Tensor]:
     """Guesses from single rows: few samples are active in row k of what is left.
 
     If only one is, the row is that sample: c = u_k / (u_k . h). If one dominates, the signs of H c are
-    mostly its own. Such rows abound with few samples missing, and in uncentred batches.
+    mostly its own. Such rows abound with few samples missing, and in uncentred batches. Without a bias
+    either sign may be right.
     """
-    c = problem.U / (problem.U @ problem.h)[:, None]  # (rows, r)
+    biased = bool(problem.h.any())
+    c = problem.U / (problem.U @ problem.h)[:, None] if biased else problem.U  # (rows, r)
     z = problem.H @ c.T  # (rows, k): column k is the guess from row k
     z = z / z.square().mean(0).sqrt()
     found = distinct(unit(c).T, -(z.abs() < _NEARLY_ZERO).double().sum(0), len(c))
-    return unit(c).T[:, found], z[:, found]
+    q, z = unit(c).T[:, found], z[:, found]
+    return (q, z) if biased else (torch.cat([q, q], 1), torch.cat([z, -z], 1))
 
 
 def _starts(U: Tensor, count: int, generator: torch.Generator) -> Tensor:

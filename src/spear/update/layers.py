@@ -106,7 +106,9 @@ def inspect_layers(
         if isinstance(module, nn.Linear) and name not in nodes:
             reports.append(LayerReport(name, None, "it is not used in the forward pass"))
     tied = _tied(model)
-    return tuple(_with_its_own_weight(report, modules[report.name], tied) for report in reports)
+    return tuple(
+        _with_its_own_weight(report, model.get_submodule(report.name), tied) for report in reports
+    )
 
 
 def _tied(model: nn.Module) -> set[str]:
@@ -267,7 +269,8 @@ def trace(
     hidden = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n not in used]
     if hidden:  # perhaps inside a module of torch's own, which is not looked into
         watched = watch(model, f"layer {hidden[0]!r} does not show in its trace", input_shape)
-        return graph if isinstance(watched, Declined) else watched
+        if isinstance(watched, Watched) and watched.rows.keys() & set(hidden):
+            return watched
     return graph
 
 

@@ -22,6 +22,7 @@ from spear.errors import Declined
 from spear.update.shapes import embedding_of, input_shapes
 
 _PLAIN = (bool, int, float, str, type(None))
+_MOVED = 1e-2  # relative
 _ROWS = 2  # of the made-up input: one row would hide the batch's dimension
 DROPOUT_CALLS = {nn.functional.dropout, torch.dropout, torch.dropout_}
 
@@ -71,15 +72,20 @@ def watch(
     return Declined(f"{why}, and {problem}")
 
 
-def made_up(model: nn.Module, rows: int, shape: tuple[int, ...], *, zero: bool = False) -> Tensor:
-    """Inputs (rows, ...) for a model, the same every time: numbers, or words if it reads words."""
+def made_up(
+    model: nn.Module, rows: int, shape: tuple[int, ...], *, moved: bool = False
+) -> Tensor:
+    """Inputs (rows, ...) for a model: numbers, or words if it reads words.
+
+    The same every time, or a little moved: on the same way through the model, most likely.
+    """
     parameter = next(model.parameters(), torch.zeros(0))
     generator = torch.Generator().manual_seed(0)
     table = embedding_of(model)
     if table is not None:
-        most = 1 if zero else table.num_embeddings
-        return torch.randint(most, (rows, *shape), generator=generator).to(parameter.device)
-    x = torch.zeros(rows, *shape) if zero else torch.rand(rows, *shape, generator=generator)
+        words = torch.randint(table.num_embeddings, (rows, *shape), generator=generator)
+        return ((words + moved) % table.num_embeddings).to(parameter.device)
+    x = torch.rand(rows, *shape, generator=generator) * (1 + _MOVED * moved)
     return x.to(parameter.device, parameter.dtype)
 
 
@@ -118,6 +124,9 @@ class _Recorder(TorchFunctionMode):
     def end(self, outputs: Any) -> None:
         known = [self._nodes[id(t)] for t in _tensors(outputs) if id(t) in self._nodes]
         self.graph.output(tuple(known))
+        for node in reversed(self.graph.nodes):  # a value that was only looked at
+            if not node.users and node.op in ("call_function", "call_method"):
+                self.graph.erase_node(node)
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -220,7 +229,7 @@ class Behind(nn.Module):
         self._modules, self._parameters = whole._modules, whole._parameters
         self._buffers = whole._buffers
         self.layer, self.shape, self.kept = layer, watched.shape, kept
-        self.zero = False  # which of two made-up inputs
+        self.moved = False  # which of two made-up inputs
 
     @staticmethod
     def of(watched: Watched, layer: str, rates: list[float]) -> Behind | Declined:
@@ -240,7 +249,7 @@ class Behind(nn.Module):
         z = torch.rand(shape, generator=torch.Generator().manual_seed(1)).to(parameter)
         with _as_it_was(whole), torch.enable_grad():
             outputs = behind(z.requires_grad_())
-            behind.zero = True
+            behind.moved = True
             others = _tensors(behind(z))
             pairs = list(zip(_tensors(outputs), others, strict=True))
             if not all(torch.equal(a, b) for a, b in pairs):
@@ -257,7 +266,7 @@ class Behind(nn.Module):
         return behind
 
     def forward(self, z: Tensor) -> Any:
-        x = made_up(self.whole, len(z), self.shape, zero=self.zero)
+        x = made_up(self.whole, len(z), self.shape, moved=self.moved)
         with _Substitute(self.whole.get_submodule(self.layer), z, self.kept):
             return self.whole(x if embedding_of(self.whole) is not None else x.to(z))
 
