@@ -11,7 +11,7 @@ import linecache
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import fx, nn
@@ -20,6 +20,7 @@ from torch.fx import graph_module
 from spear.errors import Declined
 
 Relu = Literal["after", "before", "both"]
+Module = TypeVar("Module", bound=nn.Module)
 
 _RELU_CALLS = {"relu", "relu_", torch.relu, torch.relu_, nn.functional.relu, nn.functional.relu_}
 _RESHAPE_CALLS = {"view", "reshape", "flatten", "contiguous", torch.flatten, torch.reshape}
@@ -97,7 +98,11 @@ def inspect_layers(
 
 
 def network_after(model: nn.Module, layer: str) -> nn.Module | Declined:
-    """The model from the output of `layer` on, as a module of its own; or why there is none."""
+    """The model from the output of `layer` on, as a module of its own; or why there is none.
+
+    It leaves its input as it is, and every ReLU in it is an `nn.ReLU` that does, whatever the model
+    calls.
+    """
     traced = trace(model)
     if isinstance(traced, Declined):
         return traced
@@ -105,7 +110,7 @@ def network_after(model: nn.Module, layer: str) -> nn.Module | Declined:
     copies: dict[fx.Node, fx.Node] = {}
     for node in traced.graph.nodes:
         if node.op == "call_module" and node.target == layer:
-            copies[node] = graph.placeholder("z")
+            copies[node] = graph.call_method("clone", (graph.placeholder("z"),))
         elif node.op == "output":
             lost = [n for n in node.all_input_nodes if n not in copies]
             if lost or not node.all_input_nodes:
@@ -117,7 +122,7 @@ def network_after(model: nn.Module, layer: str) -> nn.Module | Declined:
     behind.graph.eliminate_dead_code()
     if not any(n.op == "placeholder" and n.users for n in behind.graph.nodes):
         return Declined(f"layer {layer!r} does not reach the model's output")
-    behind.recompile()
+    _replace_relus(behind, nn.ReLU)
     return behind
 
 
@@ -169,20 +174,25 @@ def soften(network: nn.Module) -> tuple[nn.Module, list[SoftRelu]]:
     """A copy of a network from `network_after` with soft ReLUs, and these ReLUs in order."""
     assert isinstance(network, fx.GraphModule)
     soft = copy.deepcopy(network)
-    modules = dict(soft.named_modules())
-    relus: list[SoftRelu] = []
-    for node in list(soft.graph.nodes):
+    return soft, _replace_relus(soft, SoftRelu)
+
+
+def _replace_relus(network: fx.GraphModule, make: Callable[[], Module]) -> list[Module]:
+    """Put a module of its own in the place of every ReLU, and return these in order."""
+    modules = dict(network.named_modules())
+    made: list[Module] = []
+    for node in list(network.graph.nodes):
         if not _is_relu(node, modules):
             continue
-        name = f"soft_relu_{len(relus)}"
-        relus.append(SoftRelu())
-        soft.add_submodule(name, relus[-1])
-        with soft.graph.inserting_after(node):
-            stand_in = soft.graph.call_module(name, (node.all_input_nodes[0],))
+        made.append(make())
+        name = f"{type(made[-1]).__name__}_{len(made) - 1}"
+        network.add_submodule(name, made[-1])
+        with network.graph.inserting_after(node):
+            stand_in = network.graph.call_module(name, (node.all_input_nodes[0],))
         node.replace_all_uses_with(stand_in)
-        soft.graph.erase_node(node)
-    soft.recompile()
-    return soft, relus
+        network.graph.erase_node(node)
+    network.recompile()
+    return made
 
 
 def trace(model: nn.Module) -> Traced | Declined:
@@ -360,7 +370,33 @@ def graph_of(model: nn.Module) -> Traced:
     with _one_at_a_time:
         tracer = _Tracer()
         graph = tracer.trace(model)
+    _use_what_changed(graph, dict(tracer.root.named_modules()))
     return Traced(tracer.root, graph, type(model).__name__)
+
+
+def _use_what_changed(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+    """Let whatever reads a tensor after an operation in place read that operation's result.
+
+    The values are the same, and the graph then shows where they come from.
+    """
+    changed: dict[fx.Node, fx.Node] = {}
+
+    def now(node: fx.Node) -> fx.Node:
+        return now(changed[node]) if node in changed else node
+
+    for node in graph.nodes:
+        node.args, node.kwargs = fx.map_arg(node.args, now), fx.map_arg(node.kwargs, now)
+        if node.all_input_nodes and _is_in_place(node, modules):
+            changed[node.all_input_nodes[0]] = node
+
+
+def _is_in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(modules[str(node.target)], "inplace", False))
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = str(getattr(node.target, "__name__", node.target))
+    return bool(node.kwargs.get("inplace")) or (name.endswith("_") and not name.endswith("__"))
 
 
 class _Tracer(fx.Tracer):
