@@ -23,7 +23,8 @@ from spear.judge.layer import (
     outside_next_layer,
     patterns_are_significant,
 )
-from spear.judge.replay import Fit, Loss, replaying
+from spear.judge.losses import Loss
+from spear.judge.replay import Fit, replaying
 from spear.judge.replay_rounds import fit_rounds
 from spear.judge.rivals import Ruling
 from spear.judge.selection import Selection

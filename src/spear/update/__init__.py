@@ -9,11 +9,13 @@ from spear.update.layers import (
     LayerReport,
     Relu,
     SoftRelu,
+    Squash,
     inspect_layers,
     network_after,
     network_before,
     soften,
     trace,
+    without_squash,
 )
 from spear.update.observing import observe
 from spear.update.plain_mlp import describe_plain_mlp, linear_layers, plain_mlp
@@ -41,6 +43,7 @@ __all__ = [
     "Rounds",
     "Sends",
     "SoftRelu",
+    "Squash",
     "describe_plain_mlp",
     "inspect_layers",
     "linear_layers",
@@ -51,4 +54,5 @@ __all__ = [
     "plain_mlp",
     "soften",
     "trace",
+    "without_squash",
 ]

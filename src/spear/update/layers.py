@@ -10,7 +10,8 @@ import copy
 import linecache
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -193,6 +194,34 @@ def _replace_relus(network: fx.GraphModule, make: Callable[[], Module]) -> list[
         network.graph.erase_node(node)
     network.recompile()
     return made
+
+
+Squash = Callable[[torch.Tensor], torch.Tensor]
+_SQUASHES: dict[str, Squash] = {
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda rows: rows.softmax(1),
+    "logsoftmax": lambda rows: rows.log_softmax(1),
+}
+
+
+def without_squash(network: nn.Module) -> tuple[nn.Module, Squash] | None:
+    """A network from `network_after` without its last sigmoid or softmax, and what that does to rows.
+
+    Whether it is the network's last step at all, and over classes, is for the caller to see: then
+    it does to rows (k, outputs) what the network did. The weights are shared.
+    """
+    if not isinstance(network, fx.GraphModule):
+        return None
+    graph, modules = fx.Graph(), dict(network.named_modules())
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(network.graph, copies))
+    for node in reversed(network.graph.nodes):
+        name = _describe(node, modules).lower().replace("_", "")
+        if name in _SQUASHES and node.op != "output":
+            copies[node].replace_all_uses_with(copies[node.all_input_nodes[0]])
+            graph.erase_node(copies[node])
+            return Traced(network, graph), _SQUASHES[name]
+    return None
 
 
 def trace(model: nn.Module) -> Traced | Declined:
@@ -416,6 +445,14 @@ class _Tracer(fx.Tracer):
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
+
+    def create_arg(self, a: Any) -> Any:
+        """Objects with `logits` and such, which torch does not know or would turn into a dict."""
+        known = isinstance(a, SimpleNamespace) or (is_dataclass(a) and isinstance(a, dict))
+        if not known:
+            return super().create_arg(a)
+        held = {name: self.create_arg(value) for name, value in vars(a).items()}
+        return self.create_node("call_function", type(a), (), held)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if threading.get_ident() != self._thread:
