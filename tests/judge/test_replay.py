@@ -6,7 +6,8 @@ from torch import nn
 
 import spear
 from spear.federated import fedsgd
-from spear.judge.replay import Fit, LossKind, Replay, compares_numbers, fit_losses
+from spear.judge.losses import compares_numbers
+from spear.judge.replay import Fit, LossKind, Replay, fit_losses
 from support.planted import (
     Planted,
     fit_of,

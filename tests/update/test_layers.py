@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from spear.update.layers import inspect_layers, network_after, network_before
-from support.planted import module
+from support.planted import gaussian, module
 
 
 def functional():
@@ -180,3 +180,33 @@ def test_a_layer_that_two_inputs_meet_in_front_of_reads_no_data():
 
     model = module(forward, layer=nn.Linear(4, 6), head=nn.Linear(6, 2))
     assert not next(r for r in inspect_layers(model) if r.name == "layer").reads_data
+
+
+def test_the_network_behind_a_layer_leaves_its_input_alone():
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3))
+    behind = network_after(model, "0")
+    z = gaussian(4, 5).requires_grad_()
+    before = z.detach().clone()
+    behind(z).sum().backward()
+    assert torch.equal(z, before)
+    assert torch.equal(behind(z), model[2](torch.relu(z)))
+
+
+def test_functional_relus_behind_a_layer_are_modules():
+    model = module(
+        lambda self, x: self.second(F.relu_(F.relu(self.first(x)).neg())),
+        first=nn.Linear(6, 5),
+        second=nn.Linear(5, 3),
+    )
+    behind = network_after(model, "first")
+    assert sum(isinstance(each, nn.ReLU) for each in behind.modules()) == 2
+
+
+def test_what_reads_a_tensor_after_an_operation_in_place_reads_its_result():
+    def forward(self, x):
+        z = self.first(x)
+        F.relu_(z)
+        return self.second(z)
+
+    model = module(forward, first=nn.Linear(6, 5), second=nn.Linear(5, 3))
+    assert kinds(model) == {"first": "after", "second": "before"}

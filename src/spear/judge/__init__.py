@@ -9,7 +9,7 @@ from spear.judge import verdict
 from spear.judge.causes import Cause, Proof
 from spear.judge.certificate import Certificate, certify, certify_either_sign
 from spear.judge.layer import mark_unscaled
-from spear.judge.replay import Loss
+from spear.judge.losses import Loss, main_tensor
 from spear.judge.rescaling import rescale, scale_from_model
 from spear.judge.selection import (
     Selection,
@@ -34,6 +34,7 @@ __all__ = [
     "certify",
     "certify_either_sign",
     "contradicted_rounds",
+    "main_tensor",
     "mark_unscaled",
     "rescale",
     "scale_from_model",

@@ -24,7 +24,8 @@ from spear.judge.layer import (
     patterns_are_significant,
     rows_that_tell,
 )
-from spear.judge.replay import Fit, Loss, replaying
+from spear.judge.losses import Loss
+from spear.judge.replay import Fit, replaying
 from spear.judge.replay_rounds import fit_rounds
 from spear.judge.rivals import Ruling
 from spear.judge.selection import Selection

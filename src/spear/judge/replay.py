@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -25,10 +25,21 @@ from torch.overrides import TorchFunctionMode
 
 from spear.errors import Declined
 from spear.judge.layer import Part, Recovered
+from spear.judge.losses import (
+    Criterion,
+    Loss,
+    Outputs,
+    compares_numbers,
+    in_double,
+    is_binary,
+    is_squared_error,
+    negative_probability,
+    usual_loss,
+)
 from spear.judge.relu_boundary import MOST_FLIPS, smallest_steps
 from spear.tolerances import LATER_NOISE, LATER_NOISE_LIMIT, MARGIN, REPLAY_LIMIT, ROUNDINGS
+from spear.update import Squash, without_squash
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 T = TypeVar("T")
 
 # Neighbours within the error of a recovered sample at which the replay is tried again: a neuron whose
@@ -43,15 +54,6 @@ _NEURONS_PER_OUTPUT = 4  # neurons per output from which a gradient at the outpu
 _FEWEST_CLASSES = 6  # from which a straight line through all but two says something
 _MOST_RANKED = 64  # outputs up to which the rank of a Jacobian is computed
 
-_BINARY = nn.functional.binary_cross_entropy_with_logits
-_ON_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
-_ON_NUMBERS_CALLED = (
-    nn.functional.mse_loss,
-    nn.functional.l1_loss,
-    nn.functional.smooth_l1_loss,
-    nn.functional.huber_loss,
-)
-
 
 @contextmanager
 def replaying() -> Iterator[None]:
@@ -60,20 +62,13 @@ def replaying() -> Iterator[None]:
         yield
 
 
-def compares_numbers(loss: Loss | None) -> bool:
-    """Is it a loss whose targets are arbitrary numbers, like the outputs?"""
-    return isinstance(loss, _ON_NUMBERS) or loss in _ON_NUMBERS_CALLED
-
-
-def _is_binary(loss: Loss | None) -> bool:
-    return isinstance(loss, nn.BCEWithLogitsLoss) or loss is _BINARY
-
-
 class LossKind(Enum):
     """The losses that may explain an update, in words."""
 
     TOLD = "the loss that was told"
     CROSS_ENTROPY = "cross-entropy"
+    ON_PROBABILITIES = "cross-entropy on outputs that are probabilities already"
+    NEGATIVE_PROBABILITY = "the negative probability of the label (NLLLoss without a logarithm)"
     SOFT_LABELS = "cross-entropy with soft labels"
     SEVERAL_LABELS = "binary cross-entropy with several labels"
     ANY = "some loss"  # whose gradient at the outputs can be anything
@@ -136,10 +131,8 @@ class Fit:
         if self.slopes is not None:
             balanced = self.slopes.sum(1).abs() <= REPLAY_LIMIT * self.slopes.norm(dim=1)
             varied = 1 if outputs == 2 and bool(balanced.all()) else outputs
-        elif self.replay.classes == 2:
-            varied = 1
         else:
-            varied = outputs - 1
+            varied = self.replay.label_dimensions
         if outputs > _MOST_RANKED:
             return varied
         J = self.replay.jacobians(self.replay.Z[:1])[0]  # (outputs, m)
@@ -156,6 +149,21 @@ class Fit:
     def weight_error(self) -> Tensor:
         """Relative error of `weights` (b,), for both sides of a comparison."""
         return 2 * self.tolerance if self.soft_error is None else self.soft_error
+
+    @cached_property
+    def weighing_alike(self) -> int:
+        """How many samples weigh as much as the usual one; two count only if they weigh one."""
+        if self.weights is None or not bool(self.matched.any()):
+            return 0
+        known, error = self.weights[self.matched], self.weight_error[self.matched]
+        ones = int(((known - 1).abs() <= error).sum())
+        alike = int(((known / known.median() - 1).abs() <= error).sum())
+        return max(ones, alike if alike > 2 else 0)
+
+    @property
+    def weighs_evenly(self) -> bool:
+        """Do all samples that match weigh alike?"""
+        return self.weighing_alike == int(self.matched.sum())
 
     @cached_property
     def single_gradients(self) -> Tensor:
@@ -232,9 +240,7 @@ class Fit:
             return weighed
         single = replay.single_gradients(Z, self.labels)
         factor = (single * D).sum(1) / single.square().sum(1)
-        return factor * torch.stack(
-            replay.single_losses(replay.forward(replay.network, Z), self.labels)
-        )
+        return factor * torch.stack(replay.single_losses(replay.run(Z), self.labels))
 
     def _total(self, Z: Tensor, D: Tensor) -> Tensor:
         return self._totals(Z, D).sum()
@@ -250,12 +256,12 @@ class Replay:
         self,
         found: Recovered,
         network: nn.Module,
-        loss: Loss,
+        loss: Loss | None,
         relative_error: Tensor,
         part: Part,
     ) -> None:
         factors, selection = found.factors, found.selection
-        self.factors, self.network, self.loss, self.part = factors, network, loss, part
+        self.factors, self.network, self.part = factors, network, part
         rows, some = part.rows, part.samples
         self.bias = factors.bias[rows]
         self.Z = found.Z[some][:, rows].clone()  # (b, m)
@@ -274,9 +280,12 @@ class Replay:
         self.rounding = ROUNDINGS * part.eps
         self.sample_tolerance = MARGIN * (noise + relative_error)  # (b,)
         self.relative_error = relative_error.clamp_min(part.eps)
-        with torch.no_grad():
-            self.outputs = self.run(self.Z[:1]).shape[1]
-        self.classes = max(2, self.outputs)
+        self.loss = usual_loss if loss is None else loss
+        self._read_outputs(told=self.loss not in (usual_loss, negative_probability))
+        # Cross-entropy is one of logits, whether or not the model turns them into probabilities.
+        self.criterion = Criterion(
+            self.loss, self.structure, None if loss is None else self.squash, self._a_few_outputs
+        )
 
     @staticmethod
     def prepare(
@@ -293,12 +302,8 @@ class Replay:
                     "batch norm behind the layer is in train mode and couples the samples"
                 )
         network = copy.deepcopy(behind).to(device, torch.float64).requires_grad_(True)
-        if isinstance(loss, nn.Module):
-            loss = copy.deepcopy(loss).to(device, torch.float64)
-        replay = Replay(found, network, loss or nn.CrossEntropyLoss(), relative_error, part)
-        if loss is None and replay.outputs == 1:
-            replay.loss = _BINARY
-        return replay
+        loss = None if loss is None else in_double(loss, device)
+        return Replay(found, network, loss, relative_error, part)
 
     @staticmethod
     def attempt(
@@ -341,15 +346,41 @@ class Replay:
         """Are there gradients of later layers at all?"""
         return any(n in self.part.others for n, _ in self.network.named_parameters())
 
+    def _read_outputs(self, *, told: bool) -> None:
+        """See what the network returns, and count a sigmoid or softmax at its end to the loss.
+
+        A loss that was told may use all that the network returns, others use the main tensor. Up to
+        the logits, outputs are linear in z within a ReLU pattern.
+        """
+        self.squash: Squash | None = None
+        with torch.no_grad():
+            self.structure = Outputs(self.network(self.Z[:1].repeat(2, 1)), whole=told)
+            rows = self._a_few_outputs
+            whole, stripped = self.network, without_squash(self.network)
+            if stripped is not None:
+                self.network, squash = stripped
+                if torch.allclose(squash(self._a_few_outputs), rows):
+                    self.squash = squash
+                else:
+                    self.network = whole
+        self.outputs = rows.shape[1]
+        self.classes = max(2, self.structure.main_size)
+
+    @property
+    def _a_few_outputs(self) -> Tensor:
+        """Outputs (k, outputs) at the first sample, further and further from the bias."""
+        count = 4 + (self.structure.main_size == 4)  # so that rows are not taken for classes
+        scale = 1 / torch.arange(1, count + 1).to(self.Z)
+        with torch.no_grad():
+            return self.run((self.Z[:1] - self.bias) * scale[:, None] + self.bias)
+
     def run(self, Z: Tensor) -> Tensor:
         """The network's outputs (k, outputs)."""
-        return self.forward(self.network, Z).reshape(len(Z), -1)
+        return self.forward(self.network, Z)
 
-    @staticmethod
-    def forward(network: nn.Module, Z: Tensor) -> Tensor:
-        """A network's outputs, one row per sample: tokens may come back in one long row."""
-        outputs: Tensor = network(Z)
-        return outputs if outputs.ndim and len(outputs) == len(Z) else outputs.reshape(len(Z), -1)
+    def forward(self, network: nn.Module, Z: Tensor) -> Tensor:
+        """The outputs (k, outputs) of a network like this one."""
+        return self.structure.matrix(network(Z), len(Z))
 
     def scaled(self, scale: Tensor) -> Tensor:
         """Preactivations (b, m) of inputs this much larger (b,)."""
@@ -396,7 +427,7 @@ class Replay:
             sigma = outputs.sigmoid()
             slope_change = sigma * (1 - sigma) * moved
             return slope_change * fit.weights[:, None] / sigma.numel()
-        if not (isinstance(self.loss, nn.MSELoss) or self.loss is nn.functional.mse_loss):
+        if self.squash is not None or not is_squared_error(self.loss):
             return torch.zeros_like(moved)
         leaf = (outputs + moved).requires_grad_()
         (slope_change,) = torch.autograd.grad(self.loss(leaf, outputs).sum(), leaf)
@@ -526,7 +557,7 @@ class Replay:
         common = float(self.single_weights(labels)[matched].median())
         at_outputs, off = self.at_outputs(self.Z[open_], self.D[open_])
         for k, i in enumerate(open_):
-            outputs = self.forward(self.network, self.Z[i : i + 1]).detach()
+            outputs = self.run(self.Z[i : i + 1]).detach()
             slopes = self._slopes(outputs, single=True)
             label = (at_outputs[k] / common - slopes).abs().amax(1).argmin()
             rounding = (at_outputs[k] / common - slopes[label]).abs().max()
@@ -535,20 +566,25 @@ class Replay:
         return labels, matched
 
     def _slopes(self, outputs: Tensor, *, single: bool = False) -> Tensor:
-        """The loss's gradient at the outputs of one sample (1, ...), for every label (labels, outputs).
+        """The loss's gradient (labels, outputs) for every label, at one sample's outputs (1, outputs).
 
         Up to a common factor, unless each is to be a batch of its own.
         """
-        leaf = outputs.expand(self.classes, *outputs.shape[1:]).detach().requires_grad_()
+        leaf = outputs.expand(self.classes, -1).detach().requires_grad_()
         every = torch.arange(self.classes, device=outputs.device)
         with torch.enable_grad():
-            losses = (
-                self.single_losses(leaf, every)
-                if single
-                else [self.loss(leaf, self.as_targets(every, leaf)).sum()]
-            )
+            losses = self.single_losses(leaf, every) if single else [self.criterion(leaf, every)]
             (slopes,) = torch.autograd.grad(losses, leaf)
-        return slopes.flatten(1)
+        return slopes
+
+    @cached_property
+    def label_dimensions(self) -> int:
+        """Dimensions of the gradients at the outputs that labels can have."""
+        if self.outputs > _MOST_RANKED:
+            return self.classes - 1
+        slopes = torch.cat([self._slopes(row[None]) for row in self._a_few_outputs])
+        slopes = slopes / slopes.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        return int(torch.linalg.matrix_rank(slopes, rtol=REPLAY_LIMIT))
 
     def across_thresholds(self, i: int, label: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """A neighbour of sample i, with hidden neurons where the client's rounding put them.
@@ -573,10 +609,10 @@ class Replay:
     def tolerance(self, labels: Tensor) -> Tensor:
         """How far a true sample's replayed gradient may be off (b,), relative to its length."""
         with torch.enable_grad():
-            outputs = self.forward(self.network, self.Z).detach().requires_grad_()
+            outputs = self.run(self.Z).detach().requires_grad_()
             losses = self.single_losses(outputs, labels)
             gradient: Tensor = torch.autograd.grad(losses, outputs)[0]
-        size = gradient.flatten(1).norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
+        size = gradient.norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
         tolerance: Tensor = self.rounding * (1 + 1 / size) + self.sample_tolerance
         return tolerance.clamp_max(REPLAY_LIMIT)
 
@@ -608,17 +644,17 @@ class Replay:
         d = J^T (dL/doutput) up to scale, so J d = J J^T (dL/doutput), which is closest to it.
         """
         try:
-            _, moved = torch.autograd.functional.jvp(self.network, Z.detach(), D)  # type: ignore[no-untyped-call]
+            _, moved = torch.autograd.functional.jvp(self.run, Z.detach(), D)  # type: ignore[no-untyped-call]
         except (RuntimeError, NotImplementedError):
             # A layer without a second derivative: every label will be tried. If there is more wrong
             # than that, the first derivative raises it again there.
             return torch.zeros(len(Z), dtype=torch.int64, device=Z.device)
         with torch.no_grad():
-            outputs = self.forward(self.network, Z)
+            outputs = self.run(Z)
         labels = []
-        for i, w in enumerate(moved.reshape(len(Z), -1)):
+        for i, w in enumerate(moved):
             slope = self._slopes(outputs[i : i + 1])
-            along = (slope @ w.flatten()) / slope.norm(dim=1)
+            along = (slope @ w) / slope.norm(dim=1)
             labels.append(along.nan_to_num(-torch.inf).argmax())
         return torch.stack(labels)
 
@@ -641,9 +677,7 @@ class Replay:
 
     def total(self, network: nn.Module, Z: Tensor, labels: Tensor) -> Tensor:
         """The loss of a network like this one, a sum or mean over the rows of Z."""
-        outputs = self.forward(network, Z)
-        value: Tensor = self.loss(outputs, self.as_targets(labels, outputs)).sum()
-        return value
+        return self.criterion(self.forward(network, Z), labels)
 
     def single_weights(self, labels: Tensor) -> Tensor:
         """What each sample's gradient was multiplied by (b,): 1/b for a mean, or less by clipping."""
@@ -663,8 +697,7 @@ class Replay:
         """dL/dz (b, m) of every sample, each in a batch of its own."""
         with torch.enable_grad():
             leaf = Z.detach().requires_grad_()
-            outputs = self.forward(self.network, leaf)
-            (gradient,) = torch.autograd.grad(self.single_losses(outputs, labels), leaf)
+            (gradient,) = torch.autograd.grad(self.single_losses(self.run(leaf), labels), leaf)
         return gradient if self.sent is None else gradient * self.sent
 
     def single_losses(self, outputs: Tensor, labels: Tensor) -> list[Tensor]:
@@ -672,15 +705,10 @@ class Replay:
 
         The network ran all samples at once: one by one, its weights would pass through memory b times.
         """
-        rows = [outputs[i : i + 1] for i in range(len(outputs))]
         return [
-            self.loss(row, self.as_targets(y[None], row)).sum()
-            for row, y in zip(rows, labels, strict=True)
+            self.criterion(row[None], label[None])
+            for row, label in zip(outputs, labels, strict=True)
         ]
-
-    def as_targets(self, labels: Tensor, outputs: Tensor) -> Tensor:
-        """Labels (k,) as the loss takes them: class indices, or numbers shaped like one output."""
-        return labels if self.outputs > 1 else labels.to(outputs).view(outputs.shape)
 
     # Later layers.
 
@@ -733,42 +761,69 @@ def fit_losses(
 ) -> Fit | Declined:
     """The first loss that explains the update: the one told, cross-entropy, or any with free targets.
 
-    If none explains all of it, the one that matches most samples. If the model cannot be run, why.
+    Losses on probabilities have gradients parallel to those on logits, with other weights: of losses
+    that nobody told, one that weighs all samples alike comes before others that explain the update. If
+    none explains all of it, the one that matches most samples. If the model cannot be run, why.
     """
     tried: list[Fit] = []
     declined: list[Declined] = []
-    for known, kind in _hypotheses(loss):
+    for known, kind, free in _hypotheses(loss):
+        if kind is LossKind.ANY and any(map(_explains, tried)):
+            break
+        if kind in _OF_PROBABILITIES and not any(fit.replay.squash for fit in tried):
+            continue
 
-        def explain(
-            replay: Replay, known: Loss | None = known, kind: LossKind = kind
-        ) -> Fit | None:
-            told = known is not None
-            numbers = compares_numbers(known) or (_is_binary(known) and replay.outputs > 1)
-            if numbers or kind is LossKind.ANY:
-                return replay.with_free_targets(kind, told)
-            return replay.labelled(kind, told, generator)
+        def explain(replay: Replay, kind: LossKind = kind, free: bool = free) -> Fit | None:
+            if free:
+                return replay.with_free_targets(kind, kind is LossKind.TOLD)
+            return replay.labelled(kind, kind is LossKind.TOLD, generator)
 
         error = found.error / found.sizes
         fit = Replay.attempt(found, known, relative_error=error, use=explain, part=part)
         if isinstance(fit, Declined):
             declined.append(fit)
-        elif fit is not None:
-            tried.append(fit)
-            if fit.agrees or (fit.usable and not fit.compared and fit.labels is not None):
-                return fit
+            continue
+        labels_of_numbers = not free and _takes_numbers(known)
+        if fit is None or (labels_of_numbers and not (_explains(fit) and fit.weighs_evenly)):
+            continue
+        tried.append(fit)
+        # What was told is believed: without its class weights, say, merged samples might weigh alike.
+        if _explains(fit) and (fit.told or fit.labels is None or fit.weighs_evenly):
+            return fit
     if not tried:
         too_many = Declined("the network has too many outputs to solve for gradients")
         return declined[0] if declined else too_many
     return max(tried, key=_worth)
 
 
-def _hypotheses(loss: Loss | None) -> Sequence[tuple[Loss | None, LossKind]]:
-    told = [(loss, LossKind.TOLD)] if loss is not None else []
-    return [*told, (None, LossKind.CROSS_ENTROPY), (None, LossKind.ANY)]
+_OF_PROBABILITIES = (LossKind.ON_PROBABILITIES, LossKind.NEGATIVE_PROBABILITY)
 
 
-def _worth(fit: Fit) -> tuple[bool, int, bool]:
-    return not fit.disagreements, int(fit.matched.sum()), fit.labels is not None
+def _takes_numbers(loss: Loss | None) -> bool:
+    """May targets be something else than one label for each sample?"""
+    return compares_numbers(loss) or is_binary(loss)
+
+
+def _hypotheses(loss: Loss | None) -> Iterator[tuple[Loss | None, LossKind, bool]]:
+    """Losses, what they are, and whether their targets are free."""
+    if loss is not None:
+        yield loss, LossKind.TOLD, False
+    if _takes_numbers(loss):
+        yield loss, LossKind.TOLD, True
+    yield None, LossKind.CROSS_ENTROPY, False
+    yield usual_loss, LossKind.ON_PROBABILITIES, False
+    yield negative_probability, LossKind.NEGATIVE_PROBABILITY, False
+    yield None, LossKind.ANY, True
+
+
+def _explains(fit: Fit) -> bool:
+    """Does it explain all that can be compared?"""
+    return fit.agrees or (fit.usable and not fit.compared and fit.labels is not None)
+
+
+def _worth(fit: Fit) -> tuple[bool, int, bool, int]:
+    labelled = fit.labels is not None
+    return not fit.disagreements, int(fit.matched.sum()), labelled, fit.weighing_alike
 
 
 _COMPARING = {
@@ -776,6 +831,8 @@ _COMPARING = {
     functional.l1_loss,
     functional.smooth_l1_loss,
     functional.huber_loss,
+    functional.kl_div,
+    functional.poisson_nll_loss,
 }
 # Parts of the names of functions that draw random numbers; one name too many does no harm.
 _RANDOM = (
@@ -812,12 +869,14 @@ class TorchGuard(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in _COMPARING and args[0].shape != args[1].shape:
-            raise ValueError(
-                f"expected a target of the output's shape {tuple(args[0].shape)}, got "
-                f"{tuple(args[1].shape)}"
-            )
         options, name = kwargs or {}, getattr(func, "__name__", "")
+        if func in _COMPARING:
+            given = [*args, *(options[key] for key in ("input", "target") if key in options)]
+            outputs, targets = given[0].shape, given[1].shape
+            if outputs != targets:
+                raise ValueError(
+                    f"expected a target of the output's shape {tuple(outputs)}, got {tuple(targets)}"
+                )
         drawing = options.get("generator") is None and any(part in name for part in _RANDOM)
         if drawing and self._state is None:
             self._state = torch.get_rng_state()

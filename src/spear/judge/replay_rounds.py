@@ -15,7 +15,8 @@ from torch import Tensor
 
 from spear.errors import Declined
 from spear.judge.layer import Recovered
-from spear.judge.replay import Fit, Loss, fit_losses
+from spear.judge.losses import Loss
+from spear.judge.replay import Fit, fit_losses
 
 
 @dataclass(frozen=True, eq=False)

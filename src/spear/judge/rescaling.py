@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from spear.errors import Declined
 from spear.factors import Factors
 from spear.judge.layer import Recovered
-from spear.judge.replay import Loss, Replay, compares_numbers, replaying
+from spear.judge.losses import Loss, compares_numbers
+from spear.judge.replay import Replay, replaying
 from spear.judge.selection import Selection, at_scales
 from spear.tolerances import REPLAY_LIMIT
 from spear.update import SoftRelu, soften

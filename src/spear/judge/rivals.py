@@ -492,18 +492,18 @@ def _unseen_share(fit: Fit, tolerance: Tensor) -> Tensor:
     replay, labels = fit.replay, fit.labels
     assert labels is not None
     with torch.no_grad():
-        raw = replay.forward(replay.network, replay.Z)
-    outputs = raw.reshape(len(raw), -1)
+        outputs = replay.run(replay.Z)
     margin = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
     share = torch.ones_like(margin)
-    if len(margin) < 2:
+    one_number = outputs.shape[1] == 1 or (outputs.shape[1] == 2 and replay.label_dimensions == 1)
+    if len(margin) < 2 or not one_number:
         return share
 
     def slope(o: Tensor) -> Tensor:
         moved = o[:, None] if outputs.shape[1] == 1 else torch.stack([-o / 2, o / 2], 1)
-        leaf = moved.reshape(raw.shape).detach().requires_grad_()
+        leaf = moved.detach().requires_grad_()
         (grad,) = torch.autograd.grad(replay.single_losses(leaf, labels), leaf)
-        return grad.reshape(len(o), -1)[:, -1]
+        return grad[:, -1]
 
     spread = margin.std()
     for halvings in range(8):
@@ -523,7 +523,7 @@ def gradient_norms(found: Recovered, fit: Fit) -> Tensor:
     x = found.selection.C.square().sum(1)
     parameters = list(replay.network.parameters())
     behind = []
-    for loss in replay.single_losses(replay.forward(replay.network, replay.Z), labels):
+    for loss in replay.single_losses(replay.run(replay.Z), labels):
         slopes = torch.autograd.grad(loss, parameters, materialize_grads=True, retain_graph=True)
         behind.append(sum(float(slope.square().sum()) for slope in slopes))
     norms: Tensor = (d * (x + 1) + d.new_tensor(behind)).sqrt()

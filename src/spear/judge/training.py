@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from spear.errors import Declined
 from spear.factors import Factors
 from spear.judge.layer import Recovered
+from spear.judge.losses import Loss, compares_numbers, negative_probability, usual_loss
 from spear.judge.relu_boundary import Flip, ReluStates, with_relu_states
-from spear.judge.replay import Loss, Replay, compares_numbers
+from spear.judge.replay import Replay
 from spear.judge.selection import Selection
 from spear.tolerances import (
     TRAINING_AGREES,
@@ -40,6 +41,7 @@ _MARGIN_ERRORS = 20.0  # errors of an input that a preactivation may be off by
 _LARGEST_MARGIN = 1e-3  # beyond it, too many neurons are near to find the right ones
 _EPOCHS = 200  # tried where the number is not known
 _PATIENCE = 3  # epochs after the replayed weights have moved too far
+_FOUND_OUT = (None, usual_loss, negative_probability)  # where no loss was told
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +61,7 @@ class Retrained:
 
 def retrain(found: Recovered, loss: Loss | None) -> Retrained | Declined:
     """Repeat the client's local training; or say why that cannot be done."""
-    factors, selection = found.factors, found.selection
+    factors = found.factors
     view = factors.view
     if view.model is None:
         return Declined("no model was given")
@@ -80,12 +82,29 @@ def retrain(found: Recovered, loss: Loss | None) -> Retrained | Declined:
         return Declined("with targets that are numbers the client's training cannot be repeated")
     if not view.reads_data:
         return Declined("the layer's inputs changed while the layers before it were trained")
-    return Replay.attempt(
-        found,
-        loss,
-        relative_error=_relative_error(factors, selection),
-        use=lambda replay: _Retraining(factors, selection, replay).run(),
-    )
+    return _repeated(found, loss)
+
+
+def _repeated(found: Recovered, loss: Loss | None) -> Retrained | Declined:
+    """With the loss that was told; otherwise with the first that explains all samples, or most."""
+    factors, selection = found.factors, found.selection
+    tried: list[Retrained] = []
+    for known in _FOUND_OUT if loss is None else (loss,):
+
+        def repeat(replay: Replay, first: bool = not tried) -> Retrained | None:
+            same = not first and replay.squash is None  # as on logits
+            return None if same else _Retraining(factors, selection, replay).run()
+
+        error = _relative_error(factors, selection)
+        retrained = Replay.attempt(found, known, relative_error=error, use=repeat)
+        if isinstance(retrained, Declined) and not tried:
+            return retrained
+        if retrained is None or isinstance(retrained, Declined):
+            break
+        tried.append(retrained)
+        if bool(retrained.matched.all()) and not retrained.objections:
+            return retrained
+    return max(tried, key=lambda each: int(each.matched.sum()))
 
 
 def _relative_error(factors: Factors, selection: Selection) -> Tensor:
@@ -104,12 +123,13 @@ class _Local(nn.Module):
         self.offset = replay.Z - (self.C @ factors.preactivation.T + replay.bias)
         self.weight = nn.Parameter(factors.preactivation.clone())  # (m, b)
         self.bias = nn.Parameter(replay.bias.clone())
+        self.structure = replay.structure
         self.states = ReluStates()
         self.behind = with_relu_states(copy.deepcopy(replay.network), self.states)
 
     def forward(self) -> Tensor:
-        outputs: Tensor = self.behind(self.C @ self.weight.T + self.bias + self.offset)
-        return outputs
+        Z = self.C @ self.weight.T + self.bias + self.offset
+        return self.structure.matrix(self.behind(Z), len(Z))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +180,7 @@ class _Retraining:
 
     def run(self) -> Retrained:
         labels, _ = self.replay.nearest_labels(self.replay.Z)
-        dimensions = self.replay.classes - 1
+        dimensions = self.replay.label_dimensions
         first = self._repeated(labels)
         if bool(first.matched.all()):
             return first.judged(labels, dimensions)
@@ -224,7 +244,7 @@ class _Retraining:
             rate = pace * self.protocol.rates(epochs or epoch)[epoch - 1]
             outputs = local()
             optimiser.zero_grad()
-            loss = self.replay.loss(outputs, self.replay.as_targets(labels, outputs))
+            loss = self.replay.criterion(outputs, labels)
             loss.backward()  # type: ignore[no-untyped-call]
             self.protocol.local_step(local, optimiser, start, rate)
             if epochs not in (None, epoch):

@@ -10,11 +10,13 @@ from spear.update.layers import (
     LayerReport,
     Relu,
     SoftRelu,
+    Squash,
     inspect_layers,
     network_after,
     network_before,
     soften,
     trace,
+    without_squash,
 )
 from spear.update.observing import observe
 from spear.update.plain_mlp import describe_plain_mlp, linear_layers, plain_mlp
@@ -44,6 +46,7 @@ __all__ = [
     "Rounds",
     "Sends",
     "SoftRelu",
+    "Squash",
     "Watched",
     "describe_plain_mlp",
     "embedding_of",
@@ -60,4 +63,5 @@ __all__ = [
     "plain_mlp",
     "soften",
     "trace",
+    "without_squash",
 ]

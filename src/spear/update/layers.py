@@ -14,8 +14,9 @@ import operator
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, is_dataclass
+from types import SimpleNamespace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import fx, nn
@@ -26,6 +27,7 @@ from spear.errors import Declined
 from spear.update.watching import DROPOUT_CALLS, Behind, Watched, watch
 
 Relu = Literal["after", "before", "both"]
+Module = TypeVar("Module", bound=nn.Module)
 
 _RELU_CALLS = {"relu", "relu_", torch.relu, torch.relu_, nn.functional.relu, nn.functional.relu_}
 _RESHAPE_CALLS = {
@@ -140,8 +142,9 @@ def _with_its_own_weight(report: LayerReport, layer: nn.Module, tied: set[str]) 
 def network_after(model: nn.Module | Watched, layer: str) -> nn.Module | Declined:
     """The model from the output of `layer` on, as a module of its own; or why there is none.
 
-    A dropout next to its ReLU only multiplies what it keeps: whoever runs the network says which
-    neurons it dropped, as neurons that are off.
+    It leaves its input as it is, and every ReLU in it is an `nn.ReLU` that does, whatever the model
+    calls. A dropout next to the layer's ReLU only multiplies what it keeps: whoever runs the network
+    says which neurons it dropped, as neurons that are off.
     """
     traced = trace(model) if isinstance(model, nn.Module) else model
     if isinstance(traced, Declined):
@@ -158,7 +161,7 @@ def network_after(model: nn.Module | Watched, layer: str) -> nn.Module | Decline
     copies: dict[fx.Node, fx.Node] = {}
     for node in traced.graph.nodes:
         if node.op == "call_module" and node.target == layer:
-            copies[node] = graph.placeholder("z")
+            copies[node] = graph.call_method("clone", (graph.placeholder("z"),))
         elif node in beside:
             kept = 1 / (1 - _dropout_rate(node, modules))
             copies[node] = graph.call_function(
@@ -175,7 +178,7 @@ def network_after(model: nn.Module | Watched, layer: str) -> nn.Module | Decline
     behind.graph.eliminate_dead_code()
     if not any(n.op == "placeholder" and n.users for n in behind.graph.nodes):
         return Declined(f"layer {layer!r} does not reach the model's output")
-    behind.recompile()
+    _replace_relus(behind, nn.ReLU)
     return behind
 
 
@@ -229,20 +232,53 @@ def soften(network: nn.Module) -> tuple[nn.Module, list[SoftRelu]]:
     """A copy of a network from `network_after` with soft ReLUs, and these ReLUs in order."""
     assert isinstance(network, fx.GraphModule)
     soft = copy.deepcopy(network)
-    modules = dict(soft.named_modules())
-    relus: list[SoftRelu] = []
-    for node in list(soft.graph.nodes):
+    return soft, _replace_relus(soft, SoftRelu)
+
+
+def _replace_relus(network: fx.GraphModule, make: Callable[[], Module]) -> list[Module]:
+    """Put a module of its own in the place of every ReLU, and return these in order."""
+    modules = dict(network.named_modules())
+    made: list[Module] = []
+    for node in list(network.graph.nodes):
         if not _is_relu(node, modules):
             continue
-        name = f"soft_relu_{len(relus)}"
-        relus.append(SoftRelu())
-        soft.add_submodule(name, relus[-1])
-        with soft.graph.inserting_after(node):
-            stand_in = soft.graph.call_module(name, (node.all_input_nodes[0],))
+        made.append(make())
+        name = f"{type(made[-1]).__name__}_{len(made) - 1}"
+        network.add_submodule(name, made[-1])
+        with network.graph.inserting_after(node):
+            stand_in = network.graph.call_module(name, (node.all_input_nodes[0],))
         node.replace_all_uses_with(stand_in)
-        soft.graph.erase_node(node)
-    soft.recompile()
-    return soft, relus
+        network.graph.erase_node(node)
+    network.recompile()
+    return made
+
+
+Squash = Callable[[torch.Tensor], torch.Tensor]
+_SQUASHES: dict[str, Squash] = {
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda rows: rows.softmax(1),
+    "logsoftmax": lambda rows: rows.log_softmax(1),
+}
+
+
+def without_squash(network: nn.Module) -> tuple[nn.Module, Squash] | None:
+    """A network from `network_after` without its last sigmoid or softmax, and what that does to rows.
+
+    Whether it is the network's last step at all, and over classes, is for the caller to see: then
+    it does to rows (k, outputs) what the network did. The weights are shared.
+    """
+    if not isinstance(network, fx.GraphModule):
+        return None
+    graph, modules = fx.Graph(), dict(network.named_modules())
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(network.graph, copies))
+    for node in reversed(network.graph.nodes):
+        name = _describe(node, modules).lower().replace("_", "")
+        if name in _SQUASHES and node.op != "output":
+            copies[node].replace_all_uses_with(copies[node.all_input_nodes[0]])
+            graph.erase_node(copies[node])
+            return Traced(network, graph), _SQUASHES[name]
+    return None
 
 
 def trace(
@@ -489,7 +525,33 @@ def graph_of(model: nn.Module) -> Traced:
     with _one_at_a_time:
         tracer = _Tracer()
         graph = tracer.trace(model)
+    _use_what_changed(graph, dict(tracer.root.named_modules()))
     return Traced(tracer.root, graph, type(model).__name__)
+
+
+def _use_what_changed(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+    """Let whatever reads a tensor after an operation in place read that operation's result.
+
+    The values are the same, and the graph then shows where they come from.
+    """
+    changed: dict[fx.Node, fx.Node] = {}
+
+    def now(node: fx.Node) -> fx.Node:
+        return now(changed[node]) if node in changed else node
+
+    for node in graph.nodes:
+        node.args, node.kwargs = fx.map_arg(node.args, now), fx.map_arg(node.kwargs, now)
+        if node.all_input_nodes and _is_in_place(node, modules):
+            changed[node.all_input_nodes[0]] = node
+
+
+def _is_in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(modules[str(node.target)], "inplace", False))
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = str(getattr(node.target, "__name__", node.target))
+    return bool(node.kwargs.get("inplace")) or (name.endswith("_") and not name.endswith("__"))
 
 
 class _Tracer(fx.Tracer):
@@ -509,6 +571,14 @@ class _Tracer(fx.Tracer):
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
+
+    def create_arg(self, a: Any) -> Any:
+        """Objects with `logits` and such, which torch does not know or would turn into a dict."""
+        known = isinstance(a, SimpleNamespace) or (is_dataclass(a) and isinstance(a, dict))
+        if not known:
+            return super().create_arg(a)
+        held = {name: self.create_arg(value) for name, value in vars(a).items()}
+        return self.create_node("call_function", type(a), (), held)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if threading.get_ident() != self._thread:
