@@ -48,7 +48,7 @@ def gradient(
     sent = fedsgd(model, x, y)
     if sigma:
         sigma *= float(sent["0.weight"].square().mean().sqrt())
-        sent = add_noise(sent, sigma, torch.Generator().manual_seed(SEED))
+        sent = add_noise(sent, sigma, torch.Generator().manual_seed(SEED + 1))
     return spear.observe(model, sent)
 
 
@@ -73,7 +73,7 @@ def rounds(b: int, m: int, count: int, sigma: float = 0.0) -> spear.LayerUpdate:
     """Several rounds of the same data."""
     x, y = batch("cifar10", b, raw=False)
     model = mlp(x.shape[1], 10, width=m, depth=3, seed=SEED)
-    noise = torch.Generator().manual_seed(SEED)
+    noise = torch.Generator().manual_seed(SEED + 1)
 
     def one() -> spear.LayerUpdate:
         sent = add_noise(fedsgd(model, x, y), sigma, noise) if sigma else fedsgd(model, x, y)

@@ -9,6 +9,7 @@ one. We follow the text: all swaps of a candidate are scored together, and the b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import scipy
@@ -155,22 +156,25 @@ class _Matching:
         while current and not watch.expired:
             best, swap = current, None
             inside, state = set(chosen), self.state(chosen)
-            for j in (j for j in range(len(self.pool)) if j not in inside and not watch.expired):
-                totals = self._swaps(state, chosen, j)  # (b,)
+            others = [j for j in range(len(self.pool)) if j not in inside]
+            for j, places in product(others, self._places(state)):
+                if watch.expired:
+                    break
+                totals = self._swap(state, chosen, j, places)  # (k,)
                 i = int(totals.argmin())
                 if int(totals[i]) < best:
-                    best, swap = int(totals[i]), (i, j)
+                    best, swap = int(totals[i]), (int(places[i]), j)
             if swap is None:
                 break
             chosen = [*chosen[: swap[0]], swap[1], *chosen[swap[0] + 1 :]]
             current = best
         return chosen
 
-    def _swaps(self, state: _State, chosen: list[int], j: int) -> Tensor:
-        """Contradictions after replacing each of the chosen directions by candidate j, (b,)."""
-        step = max(1, _AT_ONCE // state.F.numel())
-        places = torch.arange(len(chosen), device=state.C.device)
-        return torch.cat([self._swap(state, chosen, j, i) for i in torch.split(places, step)])
+    @staticmethod
+    def _places(state: _State) -> tuple[Tensor, ...]:
+        """The places of the b chosen directions, as many at a time as fit."""
+        places = torch.arange(len(state.C), device=state.C.device)
+        return torch.split(places, max(1, _AT_ONCE // state.F.numel()))
 
     def _swap(self, state: _State, chosen: list[int], j: int, i: Tensor) -> Tensor:
         """Contradictions with candidate j in each of the places i (k,), one at a time."""
@@ -344,7 +348,7 @@ def select_part(
     return (part, chosen) if chosen is not None else (factors, None)
 
 
-def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
+def approximate_inputs(factors: Factors, pool: Directions, watch: Watch | None = None) -> Tensor:
     """C (k, b) of samples read from their pattern alone, X ~ C R, where some of the b were not found.
 
     Empty if there are too few rows for a pattern to say anything, or if the zeros are the inputs'.
@@ -359,6 +363,6 @@ def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
     white = unit((pool.vectors * pool.side.scales[:, None]).T)
     agrees = SIGN_AGREEMENT if not factors.noisy else PATTERN_AGREES_NOISY
     off = certain_zeros(pool.side, pool.zeros.T)
-    _, c = consistent_samples(dual_problem(factors), white, off, agrees)
+    _, c = consistent_samples(dual_problem(factors), white, off, agrees, watch)
     h = factors.bias_coordinates * factors.singular_values
     return c / (c @ h)[:, None] * factors.singular_values

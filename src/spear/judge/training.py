@@ -198,6 +198,7 @@ class _Retraining:
         start = {name: p.detach().clone() for name, p in local.named_parameters()}
         optimiser = self.protocol.optimiser(list(local.parameters()))
         for epoch in range(1, (epochs or _EPOCHS) + 1):
+            self.factors.check_time()
             local.states.begin(epoch)
             rate = self.protocol.rates(epochs or epoch)[epoch - 1]
             outputs = local()
