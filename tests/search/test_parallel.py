@@ -1,16 +1,18 @@
 """Work spread over processes: the same bits with and without workers, and nothing lost if they die."""
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 import spear
-from spear.search import parallel, sampling, starts
+from spear.search import Deadline, TimeIsUp, parallel, sampling, starts
 from spear.search.parallel import ParallelMap, _work, pack, unpack
 from support.judgements import bits
 from support.planted import plant, seeded, truth
@@ -137,9 +139,30 @@ def since(began):
     return time.monotonic() - began
 
 
-def test_the_first_piece_is_finished_however_late(pool):
+@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize("complete", [False, True])
+def test_nothing_or_not_enough_by_the_end_of_the_time_is_raised(pool, count, complete):
     for work in (ParallelMap(), ParallelMap(pool)):
-        assert list(work.run(doze, (), [(i,) for i in range(9)], lambda: 0.0)) == [0]
+        left, done = itertools.chain([1.0] * count, itertools.repeat(0.0)), []
+        raises = pytest.raises(TimeIsUp) if complete or not count else nullcontext()
+        with raises:
+            pieces = [(i,) for i in range(9)]
+            done.extend(work.run(abs, (), pieces, lambda left=left: next(left), complete=complete))
+        assert done == list(range(count))
+
+
+def cut_short(deadline, x):
+    deadline.check()
+    return x
+
+
+def test_a_piece_may_end_by_itself_here_or_in_a_worker(pool):
+    for work in (ParallelMap(), ParallelMap(pool)):
+        pieces = [(Deadline.after(60), 0), (Deadline.after(60), 1), (Deadline.after(-1), 2)]
+        assert list(work.run(cut_short, (), pieces, lambda: None)) == [0, 1]
+        with pytest.raises(TimeIsUp):
+            list(work.run(cut_short, (), pieces, lambda: None, complete=True))
+        assert not work.failure
 
 
 def test_pieces_are_taken_at_the_same_time_with_and_without_workers(pool):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +22,7 @@ from spear.factors.streaming import (
     Sketch,
     column_blocks,
     double,
+    go_on,
     left_factor,
     live,
     sketch,
@@ -91,6 +93,7 @@ class Factors:
     live_columns: Tensor  # (n,) bool: some sample is nonzero in the input
     row_noise: Tensor | None = None  # (m,) the same row by row: rounding is loud where entries are
     has_unresolved_samples: bool = False  # are there more samples, too faint to tell from noise?
+    check_time: Callable[[], None] = go_on  # called in long loops; raises once the time is up
 
     @property
     def b(self) -> int:
@@ -266,7 +269,7 @@ class Factors:
         """W R^T (m, b): a sample x = R^T c has the preactivation W R^T c + bias."""
         weight = self.view.weight
         total = torch.zeros_like(self.left)
-        for columns, gradient in column_blocks(self.view.weight_grad):
+        for columns, gradient in self._column_blocks():
             total += double(weight[:, columns]) @ (gradient.T @ self.left)  # (m, b)
         return total / self.singular_values
 
@@ -322,7 +325,7 @@ class Factors:
         """coefficients @ U^T dL/dW (k, n), streamed: with C S^-1 these are the inputs C R."""
         weights = coefficients @ self.left.T  # (k, m)
         out = weights.new_empty(len(weights), self.view.weight.shape[1])
-        for columns, gradient in column_blocks(self.view.weight_grad):
+        for columns, gradient in self._column_blocks():
             out[:, columns] = weights @ gradient
         return out if self.view.rounds is None else out @ self.view.rounds.basis
 
@@ -334,13 +337,21 @@ class Factors:
             return inputs.to(self.view.weight_grad.device, dtype)
         weights = (C / self.singular_values) @ self.left.T  # (k, m)
         out = torch.empty(len(C), self.n, dtype=dtype, device=weights.device)
-        for columns, gradient in column_blocks(self.view.weight_grad):
+        for columns, gradient in self._column_blocks():
             out[:, columns] = (weights @ gradient).to(dtype)
         return out.to(self.view.weight_grad.device)
 
+    def _column_blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        return column_blocks(self.view.weight_grad, check_time=self.check_time)
 
-def factorise(view: LayerUpdate) -> Factors:
-    """Factorise an update: batch size from the spectrum's gap, noise from what lies beyond it."""
+
+def factorise(view: LayerUpdate, check_time: Callable[[], None] = go_on) -> Factors:
+    """Factorise an update: batch size from the spectrum's gap, noise from what lies beyond it.
+
+    Args:
+        view: the update.
+        check_time: called in long loops, here and wherever the factors are used; raises to stop.
+    """
     G = view.weight_grad
     live_rows, live_columns = live(G)
     if view.rounds is not None:
@@ -348,13 +359,13 @@ def factorise(view: LayerUpdate) -> Factors:
     m, n = int(live_rows.sum()), int(live_columns.sum())
     eps = torch.finfo(G.dtype if view.rounds is None else view.precision).eps
     large = min(m, n) >= _SKETCHED_FROM and view.rounds is None
-    seen = sketch(G, m, eps) if large else None
+    seen = sketch(G, m, eps, check_time) if large else None
     if seen is not None and _sketch_is_conclusive(seen, m, n, eps):
         b: int | None = seen.rank
         rank = seen.rank
         s, U, outside = seen.values, seen.left[live_rows], seen.outside
     else:
-        U, s = left_factor(G, live_rows)
+        U, s = left_factor(G, live_rows, check_time)
         shown = len(s)
         beyond = _beyond_basis(view, live_rows)  # (m,)
         if view.rounds is None:
@@ -377,7 +388,18 @@ def factorise(view: LayerUpdate) -> Factors:
     left[~live_rows] = 0
     row_noise = _row_noise(view, outside, rank, n, noise)
     level = ZERO_DEVIATIONS * loudest
-    factors = Factors(view, s, b, left, noise, level, live_rows, live_columns, row_noise)
+    factors = Factors(
+        view,
+        s,
+        b,
+        left,
+        noise,
+        level,
+        live_rows,
+        live_columns,
+        row_noise,
+        check_time=check_time,
+    )
     return factors if b is not None or not rank else factors._part(left, s[: rank + 1])
 
 

@@ -85,13 +85,13 @@ def without_penalty(factors: Factors) -> tuple[Factors, Penalty | None]:
     if view.rounds is not None or not _unexplained(factors):
         return factors, None
     rows = min(int(factors.live_rows.sum()), int(factors.live_columns.sum()))
-    grams = _Grams(view)
+    grams = _Grams(view, factors.check_time)
     for k in (rows // 2, 3 * rows // 4):
         penalty = grams.fit(k) if (factors.batch_size or 0) < k < rows else None
         if penalty is None:
             continue
         clean = _taken_off(view.weight_grad, view.weight, penalty)
-        cleaned = factorise(dataclasses.replace(view, weight_grad=clean))
+        cleaned = factorise(dataclasses.replace(view, weight_grad=clean), factors.check_time)
         if cleaned.batch_size and cleaned.b <= k:
             return _corrected(cleaned, penalty)
     return factors, None
@@ -109,7 +109,8 @@ def _unexplained(factors: Factors) -> bool:
         return False
     inner, energy, size = 0.0, 0.0, 0.0
     weights = column_blocks(view.weight)
-    for (_, G), (_, W) in zip(column_blocks(view.weight_grad), weights, strict=True):
+    gradients = column_blocks(view.weight_grad, check_time=factors.check_time)
+    for (_, G), (_, W) in zip(gradients, weights, strict=True):
         outside = G - factors.left @ (factors.left.T @ G)
         inner += float((outside * W).sum())
         energy += float(outside.square().sum())
@@ -120,14 +121,16 @@ def _unexplained(factors: Factors) -> bool:
 class _Grams:
     """A_i A_j^T of the gradient and the templates, on the smaller side; and the fit."""
 
-    def __init__(self, view: LayerUpdate) -> None:
+    def __init__(self, view: LayerUpdate, check_time: Callable[[], None]) -> None:
+        self.check_time = check_time
         G, W = view.weight_grad, view.weight
         if view.outputs > view.inputs:
             G, W = G.T, W.T
         names = ["G", *_TEMPLATES]
         zero = torch.zeros(len(G), len(G), dtype=torch.float64, device=double(G[:1, :1]).device)
         self.of = {(a, b): zero.clone() for i, a in enumerate(names) for b in names[i:]}
-        for (_, g), (_, w) in zip(column_blocks(G), column_blocks(W), strict=True):
+        gradients = column_blocks(G, check_time=check_time)
+        for (_, g), (_, w) in zip(gradients, column_blocks(W), strict=True):
             parts = {"G": g, **{name: make(w) for name, make in _TEMPLATES.items()}}
             for (a, b), gram in self.of.items():
                 gram.addmm_(parts[a], parts[b].T)
@@ -157,6 +160,7 @@ class _Grams:
         sizes = self.of["G", "G"].new_zeros(len(kinds))
         before, last = 0.0, math.inf
         for _ in range(_STEPS):
+            self.check_time()
             across, gram = self._at(kinds, sizes)
             values, vectors = torch.linalg.eigh(gram)
             left = float(values[:-k].clamp_min(0).sum())
@@ -239,11 +243,11 @@ def _corrected(factors: Factors, penalty: Penalty) -> tuple[Factors, Penalty]:
     outside = [float((v - factors.left @ (factors.left.T @ v)).norm()) for v in (g, shifted)]
     penalty = dataclasses.replace(penalty, biases=outside[1] <= outside[0])
     parameters = {} if view.model is None else dict(view.model.named_parameters())
-    told = {
-        name: _lower_rank(gradient, parameters[name], penalty, factors.b)
-        for name, gradient in view.others.items()
-        if name in parameters
-    }
+    told = {}
+    for name, gradient in view.others.items():
+        if name in parameters:
+            factors.check_time()
+            told[name] = _lower_rank(gradient, parameters[name], penalty, factors.b)
     votes = [answer for answer in told.values() if answer is not None]
     weights = sum(votes) * 2 >= len(votes)
     others = dict(view.others)

@@ -8,7 +8,7 @@ passes over the gradient. All sums are in float64, and nothing as large as the g
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,10 @@ _SKETCH_FRACTION = 3
 _FIRST_PASS_DROP, _SKETCH_DROP = 30.0, 300.0
 
 
+def go_on() -> None:
+    """The check between blocks of columns where there is no limit of time: it never raises."""
+
+
 @dataclass(frozen=True, eq=False)
 class Sketch:
     """The leading part of a gradient (m, n), and the size of the rest."""
@@ -38,25 +42,29 @@ class Sketch:
         return self.left.shape[1]
 
 
-def sketch(G: Tensor, rows: int, eps: float) -> Sketch | None:
+def sketch(
+    G: Tensor, rows: int, eps: float, check_time: Callable[[], None] = go_on
+) -> Sketch | None:
     """The part of G before its last gap; None if a third of the spectrum shows no gap.
 
     Args:
         G: (m, n).
         rows: how many of its rows are not zero.
         eps: rounding of the update's own dtype; what lies a thousand times below it is no gap.
+        check_time: called between blocks of columns; raises to stop.
     """
-    Q = _range(G, eps, min(rows, G.shape[1]) // _SKETCH_FRACTION)
+    Q = _range(G, eps, min(rows, G.shape[1]) // _SKETCH_FRACTION, check_time)
     if Q is None:
         return None
-    R = _triangle((Q.T @ block for _, block in column_blocks(G)), Q.shape[1])
+    blocks = (Q.T @ block for _, block in column_blocks(G, check_time=check_time))
+    R = _triangle(blocks, Q.shape[1])
     _, s, Wt = torch.linalg.svd(R)  # G^T Q = V S W^T, V (n, k)
     rank = _last_drop(s, eps, _SKETCH_DROP)
     if rank is None:
         return None
-    left, leading = _power_step(G, Q @ (Wt[:rank].T / s[:rank]))
+    left, leading = _power_step(G, Q @ (Wt[:rank].T / s[:rank]), check_time)
     outside = torch.zeros(len(G), dtype=torch.float64, device=left.device)
-    for _, block in column_blocks(G):
+    for _, block in column_blocks(G, check_time=check_time):
         outside += (block - left @ (left.T @ block)).square().sum(1)
     unseen = min(rows, G.shape[1]) - len(s)
     rest = (outside.sum() - s[rank:].square().sum()).clamp_min(0) / unseen
@@ -64,7 +72,7 @@ def sketch(G: Tensor, rows: int, eps: float) -> Sketch | None:
     return Sketch(left, torch.cat([leading, noise]), outside.sqrt())
 
 
-def _range(G: Tensor, eps: float, most: int) -> Tensor | None:
+def _range(G: Tensor, eps: float, most: int, check_time: Callable[[], None]) -> Tensor | None:
     """Orthonormal columns (m, k) whose span holds G's leading left vectors, at most k / 2 of them."""
     # It does not matter which directions are drawn; a fixed seed gives one factorisation per update.
     generator = torch.Generator(working_device(G.device)).manual_seed(0)
@@ -72,11 +80,12 @@ def _range(G: Tensor, eps: float, most: int) -> Tensor | None:
     k = _INITIAL_COLUMNS
     while k <= most:
         fresh = Y.new_zeros(len(G), k - Y.shape[1])
-        for _, block in column_blocks(G):
+        for _, block in column_blocks(G, check_time=check_time):
             size = (block.shape[1], fresh.shape[1])
             fresh += block @ torch.randn(size, generator=generator, dtype=Y.dtype, device=Y.device)
         Y = torch.cat([Y, fresh], 1)  # (m, k)
         Q: Tensor
+        check_time()
         Q, R = torch.linalg.qr(Y)
         rank = _last_drop(torch.linalg.svdvals(R), eps, _FIRST_PASS_DROP)
         if rank is not None and 2 * rank <= k:
@@ -85,14 +94,14 @@ def _range(G: Tensor, eps: float, most: int) -> Tensor | None:
     return None
 
 
-def _power_step(G: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+def _power_step(G: Tensor, P: Tensor, check_time: Callable[[], None]) -> tuple[Tensor, Tensor]:
     """U (m, b) and S (b,) of G; V = G^T P has orthonormal columns that span the rows before the gap.
 
     The range of G times random columns holds noise of all n columns of G. V averages that out, and G V
     is as clean as the singular vectors themselves. V is never formed as a whole.
     """
     Y = torch.zeros_like(P)
-    for _, block in column_blocks(G):
+    for _, block in column_blocks(G, check_time=check_time):
         Y += block @ (block.T @ P)  # G V (m, b)
     basis, R = torch.linalg.qr(Y)
     rotation, s, _ = torch.linalg.svd(R)
@@ -121,7 +130,9 @@ def with_unseen(s: Tensor, energy: float, count: int) -> Tensor:
     return torch.cat([s, rest]).sort(descending=True).values
 
 
-def left_factor(G: Tensor, live_rows: Tensor) -> tuple[Tensor, Tensor]:
+def left_factor(
+    G: Tensor, live_rows: Tensor, check_time: Callable[[], None] = go_on
+) -> tuple[Tensor, Tensor]:
     """U and S of the live rows, by QR of blocks (TSQR): never squares the condition number.
 
     Only a triangle of the smaller dimension is kept from block to block.
@@ -131,13 +142,17 @@ def left_factor(G: Tensor, live_rows: Tensor) -> tuple[Tensor, Tensor]:
         return torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
     if m <= G.shape[1]:
         width = max(m, _BLOCK // m)
-        blocks = (block[live_rows] for _, block in column_blocks(G, width))
-        U, s, _ = torch.linalg.svd(_triangle(blocks, m, width).T, full_matrices=False)
+        blocks = (block[live_rows] for _, block in column_blocks(G, width, check_time))
+        triangle = _triangle(blocks, m, width)
+        check_time()
+        U, s, _ = torch.linalg.svd(triangle.T, full_matrices=False)
         return U, s
     n = G.shape[1]
     width = max(n, _BLOCK // n)
-    everything = (block for _, block in column_blocks(G.T, width))
-    _, s, Vt = torch.linalg.svd(_triangle(everything, n, width), full_matrices=False)
+    everything = (block for _, block in column_blocks(G.T, width, check_time))
+    triangle = _triangle(everything, n, width)
+    check_time()
+    _, s, Vt = torch.linalg.svd(triangle, full_matrices=False)
     step = max(1, _BLOCK // n)
     left = torch.cat([double(rows) @ Vt.T for rows in torch.split(G, step)])[live_rows]
     return torch.linalg.qr(left).Q, s  # G V, sorted from loud to quiet: orthonormalised, it is U
@@ -168,13 +183,20 @@ def double(tensor: Tensor) -> Tensor:
     return tensor.detach().to(working_device(tensor.device), torch.float64)
 
 
-def column_blocks(G: Tensor, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of columns in float64, a few megabytes each, all in the same memory."""
+def column_blocks(
+    G: Tensor, width: int | None = None, check_time: Callable[[], None] = go_on
+) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of columns in float64, a few megabytes each, all in the same memory.
+
+    The time is checked between two of them, so what is small is always finished.
+    """
     width = min(G.shape[1], width or max(1, _BLOCK // len(G)))
     device = working_device(G.device)
     buffer = torch.empty(len(G), width, dtype=torch.float64, device=device)
     for start in range(0, G.shape[1], width):
         columns = slice(start, min(start + width, G.shape[1]))
+        if start:
+            check_time()
         yield columns, buffer[:, : columns.stop - start].copy_(G.detach()[:, columns])
 
 

@@ -24,7 +24,9 @@ class Cause(Enum):
     CONTRADICTED = "contradicted"  # the replay that fits the others contradicts a sample
     IMPRECISE = "imprecise"  # recovered, but too noisy to be called exact
     TRAINING = "training"  # local training that cannot be repeated closely enough
-    SCHEDULE = "schedule"  # the client's learning rate was not what was told, at least not in every step
+    SCHEDULE = (
+        "schedule"  # the client's learning rate was not what was told, at least not in every step
+    )
     AUGMENTED = "augmented"  # more samples than were told: other versions of them in every epoch
     DROPOUT = "dropout"  # which samples it dropped is not known, or it leaves too few rows
     MOVED = "moved"  # local steps moved the weights so far that signs and zeros say little

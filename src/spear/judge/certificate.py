@@ -231,8 +231,8 @@ def _unfit(found: Recovered, fit: Fit) -> Certificate:
     )
     if found.view.idle_dropout:
         words += (
-            f"Likely cause: the client's dropout ({found.view.idle_dropout!r}), which is switched off in "
-            "this model: give it in train mode"
+            f"Likely cause: the client's dropout ({found.view.idle_dropout!r}), which is switched off "
+            "in this model: give it in train mode"
         )
         return _unproved(found, Cause.DROPOUT, (words, *fit.disagreements[:1]))
     words += (
@@ -307,9 +307,9 @@ def _of_training(found: Recovered, loss: Loss | None) -> Certificate:
     if nothing and retrained.other_rate is not None:
         words = (
             "repeating the local training changes the same neurons, but the client went "
-            f"{retrained.other_rate:.2g} times as far. Likely causes: a learning rate that changes from "
-            "step to step (give lr= one for each), another learning rate, momentum, or another number "
-            "of epochs"
+            f"{retrained.other_rate:.2g} times as far. Likely causes: a learning rate that changes "
+            "from step to step (give lr= one for each), another learning rate, momentum, or another "
+            "number of epochs"
         )
         return _unproved(found, Cause.SCHEDULE, (words,))
     determined = (found.selection.directions.redundancy > 0) | retrained.closely

@@ -292,6 +292,7 @@ def mixing_errors(found: Recovered) -> Tensor:
     out = torch.full_like(selection.C, torch.inf)
     step = max(1, _AT_ONCE // max(1, basis.numel() + selection.b**2))
     for block in torch.split(torch.arange(selection.b), step):
+        factors.check_time()
         gram = (basis.T * off[block, None]) @ basis  # (k, b, b)
         gram = gram + own[block, :, None] * own[block, None, :]
         factor, failed = torch.linalg.cholesky_ex(gram)
@@ -344,6 +345,7 @@ def mark_unscaled(factors: Factors, selection: Selection) -> Selection:
     b = selection.b
     for size in (1, 2):
         for traces in combinations(range(b), size) if b <= _MOST_PAIRED or size == 1 else ():
+            factors.check_time()
             rows = off[:, traces].all(1) & factors.live_rows
             rest = [i for i in range(b) if i not in traces]
             if int(rows.sum()) < len(rest) + SPARE_BIAS_ROWS or not rest:
@@ -424,6 +426,7 @@ def outside_next_layer(found: Recovered) -> Tensor:
     gradient = factors.view.next_gradient
     if gradient is None or selection.directions.side.name != "outputs":
         return nothing
+    factors.check_time()
     _, s, Vt = torch.linalg.svd(gradient.to(selection.C), full_matrices=False)
     b, eps = selection.b, factors.eps
     # Noise beside the faintest sample may turn the span.
@@ -465,6 +468,7 @@ def spare_rows(factors: Factors, zeros: Tensor) -> Tensor:
     """Zero rows (rows,) of a direction that would be zero even if it had not been solved for them."""
     side = factors.outputs
     spare = torch.zeros_like(zeros)
+    factors.check_time()
     U, s, _ = torch.linalg.svd(side.basis[zeros], full_matrices=False)
     rank = int((s > UNDECIDED * side.zero).sum())
     if int(zeros.sum()) >= rank + SPARE_ROWS:

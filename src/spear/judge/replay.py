@@ -225,10 +225,11 @@ class Fit:
         here = self._totals(replay.Z, replay.D)
         there = self._totals(replay.scaled(scale), replay.D / scale[:, None])
         whole = here.sum()
-        off = [
-            max((o for _, o, _ in self._off(whole - here[i] + there[i], True)), default=0.0)
-            for i in range(len(here))
-        ]
+        off = []
+        for i in range(len(here)):
+            replay.factors.check_time()
+            alone = self._off(whole - here[i] + there[i], True)
+            off.append(max((o for _, o, _ in alone), default=0.0))
         return torch.tensor(off, dtype=scale.dtype, device=scale.device)
 
     def _totals(self, Z: Tensor, D: Tensor) -> Tensor:
@@ -391,7 +392,10 @@ class Replay:
         with torch.enable_grad():
             leaf = Z.detach().requires_grad_()
             outputs = self.run(leaf).sum(0)  # samples do not act on each other
-            rows = [torch.autograd.grad(o, leaf, retain_graph=True)[0] for o in outputs]
+            rows = []
+            for output in outputs:
+                self.factors.check_time()
+                rows.append(torch.autograd.grad(output, leaf, retain_graph=True)[0])
         J = torch.stack(rows, 1)
         return J if self.sent is None else J * self.sent
 
@@ -528,6 +532,7 @@ class Replay:
             self.Z[i], residual[i] = self.across_thresholds(i, labels[i], residual[i])
         recovered = self.Z.clone()
         for growth in torch.linspace(0, 1, _NEIGHBOURS).tolist():
+            self.factors.check_time()
             open_ = residual > self.tolerance(labels)
             if not bool(open_.any()):
                 break
@@ -557,6 +562,7 @@ class Replay:
         common = float(self.single_weights(labels)[matched].median())
         at_outputs, off = self.at_outputs(self.Z[open_], self.D[open_])
         for k, i in enumerate(open_):
+            self.factors.check_time()
             outputs = self.run(self.Z[i : i + 1]).detach()
             slopes = self._slopes(outputs, single=True)
             label = (at_outputs[k] / common - slopes).abs().amax(1).argmin()
@@ -595,6 +601,7 @@ class Replay:
         z, target = self.Z[i : i + 1], self.D[i : i + 1]
         reach = max(_NEAR_THRESHOLD, _NEIGHBOUR_ERRORS * float(self.relative_error[i]))
         for _ in range(MOST_FLIPS):
+            self.factors.check_time()
             steps = smallest_steps(self.network, z, reach)
             if not len(steps):
                 break
@@ -633,6 +640,7 @@ class Replay:
         far = (residuals > self.rounding).nonzero().flatten()
         step = max(1, _ROWS_AT_ONCE // self.classes)
         for some in torch.split(far, step) if len(far) else ():
+            self.factors.check_time()
             every = torch.arange(self.classes, device=Z.device).expand(len(some), -1)
             nearest = self.distance(Z[some], D[some], every).min(1)
             labels[some], residuals[some] = nearest.indices, nearest.values
@@ -653,6 +661,7 @@ class Replay:
             outputs = self.run(Z)
         labels = []
         for i, w in enumerate(moved):
+            self.factors.check_time()
             slope = self._slopes(outputs[i : i + 1])
             along = (slope @ w) / slope.norm(dim=1)
             labels.append(along.nan_to_num(-torch.inf).argmax())
@@ -768,6 +777,7 @@ def fit_losses(
     tried: list[Fit] = []
     declined: list[Declined] = []
     for known, kind, free in _hypotheses(loss):
+        found.factors.check_time()
         if kind is LossKind.ANY and any(map(_explains, tried)):
             break
         if kind in _OF_PROBABILITIES and not any(fit.replay.squash for fit in tried):

@@ -79,9 +79,9 @@ def rescale(factors: Factors, selection: Selection, loss: Loss | None) -> Rescal
 def scale_from_model(factors: Factors, selection: Selection, loss: Loss | None) -> Selection:
     """The samples of a layer without a bias, at the scale that the network behind it gives.
 
-    The gradient of a label points elsewhere for an input t x, as soon as the network is not homogeneous:
-    softmax is not. So t is where some label's gradient points along the recovered one. Where none does,
-    the scale stays unknown.
+    The gradient of a label points elsewhere for an input t x, as soon as the network is not
+    homogeneous: softmax is not. So t is where some label's gradient points along the recovered one.
+    Where none does, the scale stays unknown.
     """
     if selection.unscaled is None or not factors.protocol.one_step or compares_numbers(loss):
         return selection
@@ -146,6 +146,7 @@ def _over_rounds(found: Recovered, loss: Loss | None) -> Rescaled | Declined:
         labels, fits = _labels_of_all(replays)
         scale, weight = torch.ones_like(error), 0.0
         for _ in range(_SCALE_STEPS):
+            found.factors.check_time()
             here = _gradients(replays, labels, scale)
             there = _gradients(replays, labels, scale * (1 + _SCALE_STEP))
             D = torch.cat([replay.D for replay in replays], 1)  # (b, R m)
@@ -176,10 +177,11 @@ def _labels_of_all(replays: list[Replay]) -> tuple[Tensor, Tensor]:
 def _cosines(replay: Replay) -> Tensor:
     """Cosine (b, classes) between every label's gradient and the recovered one."""
     every = torch.arange(replay.classes, device=replay.Z.device).expand(len(replay.Z), -1)
-    off = torch.cat(
-        [replay.distance(replay.Z, replay.D, some) for some in torch.split(every, 32, 1)], 1
-    )
-    return (1 - off.square()).clamp_min(0).sqrt()
+    off = []
+    for some in torch.split(every, 32, 1):
+        replay.factors.check_time()
+        off.append(replay.distance(replay.Z, replay.D, some))
+    return (1 - torch.cat(off, 1).square()).clamp_min(0).sqrt()
 
 
 def _gradients(replays: list[Replay], labels: Tensor, scale: Tensor) -> Tensor:
@@ -263,6 +265,7 @@ class _Rescaling:
             for relu, width in zip(relus, widths, strict=True):
                 relu.width = softness * width
             for _ in range(_STEPS):
+                self.factors.check_time()
                 z = there()
                 value = self.replay.total(network, z, labels)
                 (slope,) = torch.autograd.grad(value, z, create_graph=True)
@@ -310,6 +313,7 @@ class _Rescaling:
         parameters = list(self.replay.network.parameters())
         behind = []
         for z_i, label in zip(z, labels, strict=True):
+            self.factors.check_time()
             value = self.replay.total(self.replay.network, z_i[None], label[None])
             slopes = torch.autograd.grad(value, parameters, materialize_grads=True)
             behind.append(sum(float(slope.square().sum()) for slope in slopes))

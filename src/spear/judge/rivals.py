@@ -104,6 +104,7 @@ def _is_determined_redundantly(found: Recovered, determined: Tensor) -> Tensor:
     for j in (~determined).nonzero().flatten().tolist():
         if int(held[:, j].sum()) < selection.b + SPARE_ROWS:
             continue
+        found.factors.check_time()
         seen = torch.linalg.svdvals(side.basis[held[:, j]]) > UNDECIDED * side.zero
         if int(seen.sum()) == selection.b - 1:
             twice[j] = redundancy(side, white[:, j], held[:, j]) > 0
@@ -524,6 +525,7 @@ def gradient_norms(found: Recovered, fit: Fit) -> Tensor:
     parameters = list(replay.network.parameters())
     behind = []
     for loss in replay.single_losses(replay.run(replay.Z), labels):
+        found.factors.check_time()
         slopes = torch.autograd.grad(loss, parameters, materialize_grads=True, retain_graph=True)
         behind.append(sum(float(slope.square().sum()) for slope in slopes))
     norms: Tensor = (d * (x + 1) + d.new_tensor(behind)).sqrt()

@@ -9,6 +9,7 @@ one. We follow the text: all swaps of a candidate are scored together, and the b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import scipy
@@ -147,7 +148,7 @@ class _Matching:
     def least_contradictions(
         self, F: Tensor, t: Tensor, reach: Tensor, off: Tensor, on: Tensor
     ) -> Tensor:
-        """The same (..., k); without a bias an input may have either sign, and its better one counts."""
+        """The same (..., k); without a bias an input may have either sign, and the better counts."""
         wrong = self.contradictions(F, t, reach, off, on)
         if self.biased:
             return wrong
@@ -171,22 +172,25 @@ class _Matching:
         while current and not watch.expired:
             best, swap = current, None
             inside, state = set(chosen), self.state(chosen)
-            for j in (j for j in range(len(self.pool)) if j not in inside and not watch.expired):
-                totals = self._swaps(state, chosen, j)  # (b,)
+            others = [j for j in range(len(self.pool)) if j not in inside]
+            for j, places in product(others, self._places(state)):
+                if watch.expired:
+                    break
+                totals = self._swap(state, chosen, j, places)  # (k,)
                 i = int(totals.argmin())
                 if int(totals[i]) < best:
-                    best, swap = int(totals[i]), (i, j)
+                    best, swap = int(totals[i]), (int(places[i]), j)
             if swap is None:
                 break
             chosen = [*chosen[: swap[0]], swap[1], *chosen[swap[0] + 1 :]]
             current = best
         return chosen
 
-    def _swaps(self, state: _State, chosen: list[int], j: int) -> Tensor:
-        """Contradictions after replacing each of the chosen directions by candidate j, (b,)."""
-        step = max(1, _AT_ONCE // state.F.numel())
-        places = torch.arange(len(chosen), device=state.C.device)
-        return torch.cat([self._swap(state, chosen, j, i) for i in torch.split(places, step)])
+    @staticmethod
+    def _places(state: _State) -> tuple[Tensor, ...]:
+        """The places of the b chosen directions, as many at a time as fit."""
+        places = torch.arange(len(state.C), device=state.C.device)
+        return torch.split(places, max(1, _AT_ONCE // state.F.numel()))
 
     def _swap(self, state: _State, chosen: list[int], j: int, i: Tensor) -> Tensor:
         """Contradictions with candidate j in each of the places i (k,), one at a time."""
@@ -239,7 +243,9 @@ class _Matching:
             wrong,
             match,
             frozen,
-            unscaled=None if self.biased or t is not None else torch.ones_like(wrong, dtype=torch.bool),
+            unscaled=None
+            if self.biased or t is not None
+            else torch.ones_like(wrong, dtype=torch.bool),
             only_extra_zeros=not int(stray.sum()) and not self.dropout,
             wrong_rows=self.contradictions(state.F, state.t, reach, off, on, dim=-1),
         )
@@ -370,7 +376,7 @@ def select_part(
     return (part, chosen) if chosen is not None else (factors, None)
 
 
-def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
+def approximate_inputs(factors: Factors, pool: Directions, watch: Watch | None = None) -> Tensor:
     """C (k, b) of samples read from their pattern alone, X ~ C R, where some of the b were not found.
 
     Empty if there are too few rows for a pattern to say anything, or if the zeros are the inputs'.
@@ -386,7 +392,7 @@ def approximate_inputs(factors: Factors, pool: Directions) -> Tensor:
     strict = not (factors.noisy or factors.view.dropout)
     agrees = SIGN_AGREEMENT if strict else PATTERN_AGREES_NOISY
     off = certain_zeros(pool.side, pool.zeros.T)
-    _, c = consistent_samples(dual_problem(factors), white, off, agrees)
+    _, c = consistent_samples(dual_problem(factors), white, off, agrees, watch)
     if not factors.view.has_bias:
         return c[:0]  # neither scale nor sign is known
     h = factors.bias_coordinates * factors.singular_values

@@ -61,27 +61,20 @@ class Retrained:
 
 def retrain(found: Recovered, loss: Loss | None) -> Retrained | Declined:
     """Repeat the client's local training; or say why that cannot be done."""
-    factors = found.factors
-    view = factors.view
+    view = found.view
     if view.model is None:
         return Declined("no model was given")
-    if view.protocol.lr is None:
-        return Declined(
-            "the learning rate is not known, so the client's training cannot be repeated (give lr=)"
-        )
     size = view.protocol.local_batch_size
-    if size is not None and size < factors.b:
-        return Declined(
-            "the order of the client's mini-batches is not known, so its training cannot be repeated"
-        )
-    if view.dropout:
-        return Declined(
-            "dropout drew another mask in every step, so the client's training cannot be repeated"
-        )
-    if compares_numbers(loss):
-        return Declined("with targets that are numbers the client's training cannot be repeated")
-    if not view.reads_data:
-        return Declined("the layer's inputs changed while the layers before it were trained")
+    unknown = {
+        "the learning rate is not known (give lr=)": view.protocol.lr is None,
+        "the order of the client's mini-batches is not known": size is not None and size < found.b,
+        "dropout drew another mask in every step": view.dropout > 0,
+        "targets that are numbers are not known": compares_numbers(loss),
+        "its inputs changed while the layers before it were trained": not view.reads_data,
+    }
+    why = next((words for words, applies in unknown.items() if applies), None)
+    if why is not None:
+        return Declined(f"the client's training cannot be repeated: {why}")
     return _repeated(found, loss)
 
 
@@ -141,9 +134,7 @@ class _Repeated:
     length: float  # of what the client changed, relative to this
     near: tuple[tuple[float, Flip], ...] = ()  # neurons near their threshold, and how near
 
-    def judged(
-        self, labels: Tensor, dimensions: int, other_rate: float | None = None
-    ) -> Retrained:
+    def judged(self, labels: Tensor, dimensions: int, other_rate: float | None = None) -> Retrained:
         closely = self.off <= TRAINING_CLOSELY
         closely &= closely.new_tensor(not self.objections and bool(self.matched.all()))
         return Retrained(
@@ -240,6 +231,7 @@ class _Retraining:
         start = {name: p.detach().clone() for name, p in local.named_parameters()}
         optimiser = self.protocol.optimiser(list(local.parameters()))
         for epoch in range(1, (epochs or _EPOCHS) + 1):
+            self.factors.check_time()
             local.states.begin(epoch)
             rate = pace * self.protocol.rates(epochs or epoch)[epoch - 1]
             outputs = local()

@@ -60,6 +60,10 @@ class SearchEnd(Enum):
         return {SearchEnd.TIME: Cause.TIME, SearchEnd.INTERRUPTED: Cause.INTERRUPTED}.get(self)
 
 
+_TOLD_TO_STOP = {
+    SearchEnd.TIME: ("the time was over", "give it more (max_seconds=)"),
+    SearchEnd.INTERRUPTED: ("it was interrupted", "run it again"),
+}
 _SEARCH_AGAIN = {
     SearchEnd.TIME: "The search ran out of time: give it more (max_seconds=)",
     SearchEnd.INTERRUPTED: "The search was interrupted: run it again",
@@ -111,22 +115,22 @@ def of_samples(
         return Verdict(Outcome.PARTIAL, cause, reason, (*doubts, *ended.details))
     if factors.noisy and not bool(certificate.precise.any()):
         return _of_noisy_samples(factors, certificate, inputs).with_details(*_unresolved(factors))
-    cause, more = certificate.cause, ""
-    if selection.only_extra_zeros and selection.match < 1 and cause is not Cause.SCALE:
-        cause, more = Cause.DROPOUT, f". {_DROPPED}"
+    dropped = selection.only_extra_zeros and selection.match < 1
     if selection.match >= LIKELY_MATCH or selection.only_extra_zeros:
         found = "1 sample was found that fits" if b == 1 else f"{b} samples were found that fit"
         likely = "likely exact" + " but for the scale" * (certificate.cause is Cause.SCALE)
         reason = (
             f"{found} the update (lambda {selection.match:.3f}), {likely}, but nothing is proved: "
-            f"{first}{more}"
+            f"{first}"
         )
-        return Verdict(Outcome.APPROXIMATE, cause, reason, tuple(doubts))
-    cause, words = _why_not(factors, ended)
+        if dropped and certificate.cause is not Cause.SCALE:
+            return Verdict(Outcome.APPROXIMATE, Cause.DROPOUT, f"{reason}. {_DROPPED}", (*doubts,))
+        return Verdict(Outcome.APPROXIMATE, certificate.cause, reason, tuple(doubts))
+    why, words = _why_not(factors, ended)
     reason = (
         f"no samples were found that fit the update (lambda {selection.match:.3f} at best). {words}"
     )
-    return _cannot_tell(cause, reason, first, *doubts, *ended.details)
+    return _cannot_tell(why, reason, first, *doubts, *ended.details)
 
 
 def _of_noisy_samples(factors: Factors, certificate: Certificate, inputs: Tensor) -> Verdict:
@@ -145,6 +149,36 @@ def _of_noisy_samples(factors: Factors, certificate: Certificate, inputs: Tensor
     if _may_be_stale(factors.view):
         return _cannot_tell(Cause.NOISE, f"{reason}. {_STALE}")
     return Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
+
+
+def of_unjudged_samples(factors: Factors, selection: Selection, ended: SearchSummary) -> Verdict:
+    """Samples that were found, and no time was left to prove them."""
+    assert ended.end.cause is not None
+    happened, cure = _TOLD_TO_STOP[ended.end]
+    match = f"(lambda {selection.match:.3f})"
+    found = "1 sample was found" if factors.b == 1 else f"{factors.b} samples were found"
+    if factors.noisy:
+        reason = (
+            f"{found} in an update with noise {match}, but {happened} before it was clear how far off "
+            f"they are: {cure}"
+        )
+        return Verdict(Outcome.INCONCLUSIVE, ended.end.cause, reason, ended.details)
+    if selection.match >= LIKELY_MATCH or selection.only_extra_zeros:
+        reason = (
+            f"{found} that fit the update {match}, but {happened} before the samples could be proved: "
+            f"{cure}"
+        )
+        return Verdict(Outcome.APPROXIMATE, ended.end.cause, reason, ended.details)
+    reason = f"no samples were found that fit the update {match} when {happened}: {cure}"
+    return _cannot_tell(ended.end.cause, reason, *ended.details)
+
+
+def of_no_factors(ended: SearchSummary) -> Verdict:
+    """Stopped before anything was known of the update."""
+    assert ended.end.cause is not None
+    happened, cure = _TOLD_TO_STOP[ended.end]
+    reason = f"{happened} before the samples in the update were counted: {cure}"
+    return _cannot_tell(ended.end.cause, reason)
 
 
 def of_no_samples(factors: Factors, ended: SearchSummary) -> Verdict:
@@ -200,14 +234,14 @@ def of_some_samples(factors: Factors, count: int, ended: SearchSummary) -> Verdi
     return Verdict(Outcome.APPROXIMATE, cause, f"{reason}. {words}", ended.details)
 
 
-def _too_narrow(factors: Factors) -> str:
+def _too_narrow(factors: Factors, samples: int | None = None) -> str:
     """What would help a layer that does not tell the samples apart, in words."""
     rounds = factors.view.rounds
     if rounds is None:
         if not factors.view.reads_data:
             return "The layer is too narrow for the batch: attack a wider one"
-        needed = theory.rounds_needed(factors.b, factors.m, inputs=factors.n)
-        several = "several" if needed is None else f"about {needed}"
+        needed = theory.rounds_needed(samples or factors.b, factors.m, inputs=factors.n)
+        several = "several" if needed is None else f"about {max(needed, 2)}"
         return (
             "The layer is too narrow for the batch: attack a wider one, or combine "
             f"{several} rounds of the same data (spear.combine)"
@@ -250,37 +284,8 @@ def movement(factors: Factors) -> float:
 
 def of_no_batch(factors: Factors) -> Verdict:
     """The spectrum shows no batch."""
-    smaller = min(factors.m, factors.n)
-    told, epochs = factors.view.samples, factors.protocol.epochs or 1
-    if factors.batch_size is None and told is not None and told < smaller <= told * epochs:
-        reason = (
-            f"the difference of the weights shows {smaller} samples or more, and {told} were told. "
-            f"Likely cause: random augmentation, which makes {epochs} versions of each in {epochs} "
-            "epochs, too many for the layer: this does not tell whether data leaks"
-        )
-        return _cannot_tell(Cause.AUGMENTED, reason)
-    if factors.batch_size is None and factors.trained:
-        reason = (
-            "the difference of the weights shows no samples, which does not tell whether data leaks. "
-            "Likely causes: weights of another round than those the client was sent, "
-            f"{smaller} samples or more, an optimiser other than SGD, or noise"
-        )
-        return _cannot_tell(Cause.NO_GAP, reason)
-    rounds = factors.view.rounds
-    if factors.batch_size is None and rounds is not None:
-        reason = (
-            f"{len(rounds)} rounds of {rounds.width} neurons show no end of the samples, which does "
-            f"not tell whether data leaks. Likely causes: {smaller} samples or more (give more "
-            "rounds), augmentation or changing clients, so that every round has other data, or noise"
-        )
-        return _cannot_tell(Cause.NO_GAP, reason)
     if factors.batch_size is None:
-        reason = (
-            "the spectrum shows no gap, which does not tell whether data leaks. Likely causes: a "
-            f"batch of min(m, n) = {smaller} samples or more (attack a wider layer), noise, "
-            "pruning, an optimiser other than SGD, or weights in place of gradients"
-        )
-        return _cannot_tell(Cause.NO_GAP, reason)
+        return _cannot_tell(*_why_no_gap(factors))
     if not bool(factors.live_rows.any()):
         reason = "the gradient is zero: no sample left a trace in this layer"
         return Verdict(Outcome.FAILED, Cause.NO_GRADIENT, reason, returned=False)
@@ -290,6 +295,40 @@ def of_no_batch(factors: Factors) -> Verdict:
         )
     reason = "the gradient is noise: no sample stands out from it"
     return Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
+
+
+def _why_no_gap(factors: Factors) -> tuple[Cause, str]:
+    """Why the spectrum does not show where the samples end."""
+    rounds, smaller = factors.view.rounds, min(factors.m, factors.n)
+    told, epochs = factors.view.samples, factors.protocol.epochs or 1
+    if told is not None and told < smaller <= told * epochs:
+        return Cause.AUGMENTED, (
+            f"the difference of the weights shows {smaller} samples or more, and {told} were told. "
+            f"Likely cause: random augmentation, which makes {epochs} versions of each in {epochs} "
+            "epochs, too many for the layer: this does not tell whether data leaks"
+        )
+    if rounds is not None:
+        return Cause.NO_GAP, (
+            f"{len(rounds)} rounds of {rounds.width} neurons show no end of the samples, which does "
+            f"not tell whether data leaks. Likely causes: {smaller} samples or more (give more "
+            "rounds), augmentation or changing clients, so that every round has other data, or noise"
+        )
+    if told is not None and told >= smaller:
+        return Cause.NARROW, (
+            f"{told} samples were told, and the layer has {factors.n} inputs and {factors.m} outputs: "
+            f"{smaller} samples or more cannot be told apart. {_too_narrow(factors, told)}"
+        )
+    if factors.trained:
+        return Cause.NO_GAP, (
+            "the difference of the weights shows no samples, which does not tell whether data leaks. "
+            "Likely causes: weights of another round than those the client was sent, "
+            f"{smaller} samples or more, an optimiser other than SGD, or noise"
+        )
+    return Cause.NO_GAP, (
+        "the spectrum shows no gap, which does not tell whether data leaks. Likely causes: a "
+        f"batch of min(m, n) = {smaller} samples or more (attack a wider layer), noise, "
+        "pruning, an optimiser other than SGD, or weights in place of gradients"
+    )
 
 
 def _may_be_stale(view: LayerUpdate) -> bool:

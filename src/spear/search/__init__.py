@@ -7,6 +7,7 @@ implement `Finder`.
 
 from spear.search.candidates import CandidatePool
 from spear.search.cascade import CascadeFinder
+from spear.search.deadline import Deadline, TimeIsUp
 from spear.search.directions import Directions, Finder
 from spear.search.dual import SIGN_AGREEMENT, consistent_samples, dual_problem
 from spear.search.kernels import (
@@ -27,11 +28,13 @@ __all__ = [
     "SIGN_AGREEMENT",
     "CandidatePool",
     "CascadeFinder",
+    "Deadline",
     "Directions",
     "Finder",
     "ParallelMap",
     "Progress",
     "SamplingFinder",
+    "TimeIsUp",
     "Watch",
     "certain_zeros",
     "consistent_samples",

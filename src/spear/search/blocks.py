@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from spear.factors import Factors, Side
+from spear.search.deadline import NEVER, Deadline
 from spear.search.dual import (
     DualProblem,
     chance_off,
@@ -140,6 +141,7 @@ class Blocks(Frame):
         pieces = min(pieces, len(rounds))
         group = neurons + rounds.width * (round_of_row * pieces // len(rounds))  # (rows,)
         for k in range(rounds.width * pieces):
+            factors.check_time()
             rows = (group == k).nonzero().flatten()
             _, s, Vt = torch.linalg.svd(side.basis[rows], full_matrices=False)
             above = s > _ABOVE_NOISE * side.zero  # noise is even in these coordinates
@@ -171,7 +173,9 @@ class Blocks(Frame):
         """White directions (k, b) as columns (b, k) of unit length in these coordinates."""
         return unit(self.change @ white.T, 0)
 
-    def beside(self, known: Tensor, free: Tensor, chance: Tensor) -> list[tuple[Frame, Tensor]]:
+    def beside(
+        self, known: Tensor, free: Tensor, chance: Tensor, deadline: Deadline = NEVER
+    ) -> list[tuple[Frame, Tensor]]:
         """Frames in what known samples q (b, f) leave free (b, r), each with its coordinates' q (b, r).
 
         The c of known samples are read, with an error of about one size in every direction. So the rows
@@ -185,6 +189,7 @@ class Blocks(Frame):
         r, error = free.shape[1], error_of_duals(known)
         heights, parts = [], []
         for part in torch.split(self.rows, torch.bincount(self.block).tolist()):
+            deadline.check()
             noise = torch.eye(len(part), dtype=part.dtype, device=part.device)
             spread = torch.linalg.qr(torch.cat([noise, error * (part @ known).T]), mode="r").R
             even = torch.linalg.solve_triangular(spread.T, part @ free, upper=False)
@@ -259,13 +264,14 @@ def search_blocks(
         watch: with the workers, if there are any.
     """
     free = blocks.change @ missing.q_basis  # (b, r)
-    frames = blocks.beside(blocks.here(found), free, chance_off(missing))
+    frames = blocks.beside(blocks.here(found), free, chance_off(missing), watch.deadline)
     guesses = []
     for frame, lift in frames:
         q = _starts(frame, starts // len(frames), generator)
         work = 2 * frame.basis.numel() * q.shape[1] * _STEPS
         pieces = [(some,) for some in torch.split(q, piece_length(q.shape[1], work), 1)]
-        q = torch.cat(list(watch.map(_shrunk, (frame,), pieces, multiplications=work)), 1)
+        shared = frame, watch.deadline
+        q = torch.cat(list(watch.map(_shrunk, shared, pieces, multiplications=work)), 1)
         guesses.append(Guesses(frame, lift, q[:, _sparsest_first(frame, q, missing.missing)]))
     return guesses
 
@@ -284,12 +290,13 @@ def _starts(frame: Frame, count: int, generator: torch.Generator) -> Tensor:
     return unit(first + second * flip.to(first)).T
 
 
-def _shrunk(frame: Frame, q: Tensor) -> Tensor:
+def _shrunk(frame: Frame, deadline: Deadline, q: Tensor) -> Tensor:
     """From starts (r, k) to nearly group-sparse directions (r, k), in float32."""
     basis = frame.basis.float()
     back = (frame.weights[frame.block, None] * frame.basis).float().T.contiguous()
     q = unit(q.float(), 0)
     for shrink in torch.linspace(*_SHRINK, _STEPS).tolist():
+        deadline.check()
         values = basis @ q  # (t, k)
         sizes = frame.sizes(values).clamp_min_(1e-12)
         level = shrink * sizes.square().mean(0).sqrt_()  # what is missing may be small all over
@@ -328,14 +335,19 @@ def _sharpen(
     step = max(1, min(_AT_ONCE // r**2, piece_length(count, work)))
     split = zip(torch.split(q, step, 1), torch.split(sizes, step, 1), strict=True)
     pieces = [(one.contiguous(), two.contiguous()) for one, two in split]
-    shared = frame, frame.grams(), schedule
+    shared = frame, frame.grams(), schedule, watch.deadline
     parts = watch.map(_sharpened, shared, pieces, multiplications=work, complete=True)
     q, sizes = (torch.cat(part, 1) for part in zip(*parts, strict=True))
     return q, sizes
 
 
-def _sharpened(
-    frame: Frame, grams: Tensor | None, schedule: tuple[float, ...], q: Tensor, sizes: Tensor
+def _sharpened(  # noqa: PLR0917
+    frame: Frame,
+    grams: Tensor | None,
+    schedule: tuple[float, ...],
+    deadline: Deadline,
+    q: Tensor,
+    sizes: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Guesses (r, k) and their blocks' sizes (count, k), as small blocks count ever more.
 
@@ -343,6 +355,7 @@ def _sharpened(
     """
     rough = None if grams is None else grams.float()
     for softness in schedule:
+        deadline.check()
         fine = softness < _ROUGH
         weights = (1 / (sizes.square() + softness**2)).to(torch.float64 if fine else torch.float32)
         gram = frame.weighted_grams(grams if fine else rough, weights)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,7 @@ from spear.errors import InvalidOption
 from spear.factors import Factors, Side
 from spear.search.blocks import Blocks, refine_blocks, search_blocks
 from spear.search.candidates import CandidatePool
+from spear.search.deadline import NEVER, Deadline, TimeIsUp
 from spear.search.directions import Directions
 from spear.search.dual import (
     BalancedProblem,
@@ -102,6 +104,12 @@ class CascadeFinder:
 
     def search(
         self, factors: Factors, *, generator: torch.Generator, watch: Watch
+    ) -> Iterator[Directions]:
+        with suppress(TimeIsUp):  # what was found has been yielded
+            yield from self._search(factors, generator, watch)
+
+    def _search(
+        self, factors: Factors, generator: torch.Generator, watch: Watch
     ) -> Iterator[Directions]:
         rows = int(factors.live_rows.sum())
         if factors.relu != "before" and factors.b > _MAX_SAMPLES_PER_ROW * rows:
@@ -220,7 +228,7 @@ class CascadeFinder:
         with watch.stage("round"):
             found = pool.rounded(candidates)
         with watch.stage("vouch"):
-            return pool.keep(found, accepted(residual, found, by_rows))
+            return pool.keep(found, accepted(residual, found, by_rows, watch))
 
 
 def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:
@@ -233,7 +241,10 @@ def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:
     if chosen is None:
         return pool.side.white.new_zeros(0, factors.b)
     Z = _preactivations(factors, chosen)
-    directions = [_from_negative(pool.side, z, _NEGATIVE_SHARE_USED) for z in Z.T]
+    directions = []
+    for z in Z.T:
+        factors.check_time()
+        directions.append(_from_negative(pool.side, z, _NEGATIVE_SHARE_USED))
     return torch.stack(directions) * pool.side.scales
 
 
@@ -249,6 +260,7 @@ def without_contradictions(factors: Factors, pool: Directions) -> Directions | N
         return None
     tried: list[int] = []
     while len(tried) < _MOST_REPAIRS:
+        factors.check_time()
         Z = _preactivations(factors, chosen)
         contradictions = (
             ((Z < 0) ^ chosen.zeros)
@@ -294,18 +306,23 @@ def _all_of(side: Side) -> int:
     return 20 * math.comb(rows, b - 1)
 
 
-def accepted(residual: BalancedProblem, found: Directions, doubtful: bool) -> Tensor:
+def accepted(
+    residual: BalancedProblem, found: Directions, doubtful: bool, watch: Watch | None = None
+) -> Tensor:
     """Directions (c,) that are samples: with spare zeros and, where in doubt, fitting signs.
 
     With few samples missing, signs that fit in every row are enough: near-duplicates of an image differ
     in a row or two, and leave each other no zeros to spare. With dropout they are not: where a sample
-    has a zero it may be on, so the sum of two fits wherever one of them is on.
+    has a zero it may be on, so the sum of two fits wherever one of them is on. If the time is up, what
+    is in doubt is not.
     """
     determined = found.redundancy > 0
     ask = determined & (doubtful | (found.redundancy < 2)) | (residual.missing <= _FEW_MISSING)
+    if watch is not None and watch.expired:
+        return determined & ~ask
     white = found.vectors[:, ask] * found.side.scales[:, None]
     off = certain_zeros(found.side, found.zeros[:, ask].T)
-    fits = agreement(residual, unit((residual.c_basis.T @ white).T), off)
+    fits = agreement(residual, unit((residual.c_basis.T @ white).T), off, watch)
     enough = (fits == 1) & (not residual.dropout)
     determined[ask] = (determined[ask] & (fits >= residual.least_agreement)) | enough
     return determined
@@ -317,7 +334,8 @@ def _sample(
     """The paper's sampling, of rows that are likely off for a missing sample."""
     with watch.stage("sample"):
         b = pool.side.white.shape[1]
-        draw = Draw(max(1, min(_BLOCKS, _AT_ONCE // b**2)), weights=residual.weights)
+        blocks = max(1, min(_BLOCKS, _AT_ONCE // b**2))
+        draw = Draw(blocks, weights=residual.weights, deadline=watch.deadline)
         candidates, count = kernels(pool.side, b - 1, generator, draw)
         watch.count("submatrices", count)
         return pool.add(candidates[: _MOST_DIRECTIONS * b])
@@ -408,7 +426,7 @@ def _span_cluster(pool: CandidatePool, whole: DualProblem, watch: Watch) -> bool
     """Are the missing samples nearly the same? Then what they span completes the pool."""
     q, off = pool.overdetermined(spare=1)
     q, c = consistent_samples(whole, q, certain_zeros(pool.side, off), watch=watch)
-    span = cluster(pool.side, balance(deflate(whole, q, c)))
+    span = cluster(pool.side, balance(deflate(whole, q, c)), watch.deadline)
     if not len(span) or not pool.add_spanning(equally_weighted(q, span, whole.h)):
         return False
     watch.remark(
@@ -432,7 +450,7 @@ def equally_weighted(q: Tensor, span: Tensor, h: Tensor) -> Tensor:
     return mirrored
 
 
-def cluster(side: Side, residual: BalancedProblem) -> Tensor:
+def cluster(side: Side, residual: BalancedProblem, deadline: Deadline = NEVER) -> Tensor:
     """White directions (r, b) that span the missing samples; none if they share no pattern.
 
     Samples with one pattern, such as near-duplicates of an image, mix freely: no zeros tell them
@@ -447,6 +465,7 @@ def cluster(side: Side, residual: BalancedProblem) -> Tensor:
             off = z.argsort()[: int(share * float((z < 0).sum()))]
             if len(off) < needed + _SPARE_ROWS:
                 break
+            deadline.check()
             _, s, Vt = torch.linalg.svd(side.basis[off], full_matrices=True)
             if int((s > UNDECIDED * side.zero).sum()) == needed:
                 span: Tensor = torch.linalg.qr((Vt[needed:] * side.scales).T).Q.T

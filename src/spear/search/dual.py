@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from spear.factors import Factors
+from spear.search.deadline import Deadline
 from spear.search.kernels import sparsest_independent, unit
 from spear.search.parallel import piece_length
 from spear.search.watch import Watch
@@ -228,7 +229,7 @@ def consistent_samples(
     return q, c
 
 
-def agreement(problem: DualProblem, q: Tensor, off: Tensor) -> Tensor:
+def agreement(problem: DualProblem, q: Tensor, off: Tensor, watch: Watch | None = None) -> Tensor:
     """The share of rows (k,) whose sign some c explains, each direction on its own.
 
     0.97 and more for samples. A mix of samples has zeros too, but no c whose signs agree with them, as
@@ -238,11 +239,12 @@ def agreement(problem: DualProblem, q: Tensor, off: Tensor) -> Tensor:
         problem: what was missing when they were found.
         q: (k, r) directions in its coordinates.
         off: (k, rows) their zeros: bool, or how likely each is one.
+        watch: with the workers, if there are any.
     """
     r = problem.missing
     anywhere = torch.eye(r, dtype=q.dtype, device=q.device)
     shared = SharedTerms.of(problem, q, anywhere)
-    return fit_signs(shared, q, off, q.new_zeros(len(q), r, 0))[1]
+    return fit_signs(shared, q, off, q.new_zeros(len(q), r, 0), watch)[1]
 
 
 def deflate(problem: DualProblem, q: Tensor, c: Tensor) -> DualProblem:
@@ -350,22 +352,25 @@ def fit_signs(
         own: (k, b, o) what each adds to the span.
         watch: with the workers, if there are any.
     """
+    watch = watch or Watch()
     rows, free = len(shared.H), shared.span.shape[1] + own.shape[2]
     work = len(q) * rows * free**2 * len(shared.softness)
     step = max(1, min(_AT_ONCE // (rows * free), piece_length(len(q), work)))
     parts = zip(*(torch.split(t, step) for t in (q, off, own)), strict=True)
     pieces = [tuple(t.contiguous() for t in part) for part in parts] if len(q) else []
-    results = (watch or Watch()).map(
-        _fit_signs, (shared,), pieces, multiplications=work, complete=True
+    results = watch.map(
+        _fit_signs, (shared, watch.deadline), pieces, multiplications=work, complete=True
     )
     cs, shares = zip((q[:0], q.new_zeros(0)), *results, strict=True)
     return torch.cat(cs), torch.cat(shares)
 
 
-def _fit_signs(shared: SharedTerms, q: Tensor, off: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+def _fit_signs(
+    shared: SharedTerms, deadline: Deadline, q: Tensor, off: Tensor, own: Tensor
+) -> tuple[Tensor, Tensor]:
     """`fit_signs` for as many samples as fit at once."""
     problem = _LogisticFits.of(shared, own, q, off)
-    x = problem.solve(shared.softness)
+    x = problem.solve(shared.softness, deadline)
     p = shared.span.shape[1]
     c = x[:, :p, 0] @ shared.span.T + (own @ x[:, p:]).squeeze(2)
     sign = 1 - 2 * off.to(q)  # (k, rows)
@@ -407,11 +412,12 @@ class _LogisticFits:
             (shared.dropout * off.to(H))[:, :, None] if shared.dropout else None,
         )
 
-    def solve(self, schedule: tuple[float, ...]) -> Tensor:
+    def solve(self, schedule: tuple[float, ...], deadline: Deadline) -> Tensor:
         """x (k, p, 1), by Newton's method from soft signs to sharp ones."""
         x = solve_definite(self.prior, self.pull)
         z = self.features @ x  # (k, rows, 1)
         for softness in schedule:
+            deadline.check()
             weight = self._weight(z, softness)
             wrong = weight * torch.sigmoid(-z / softness)
             slope = self.prior @ x - self.pull

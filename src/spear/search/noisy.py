@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from spear.factors import Factors
 from spear.search.candidates import CandidatePool
+from spear.search.deadline import NEVER, Deadline, TimeIsUp
 from spear.search.directions import Directions
 from spear.search.dual import (
     BalancedProblem,
@@ -52,6 +54,9 @@ _SAME_COSINE = 0.98  # |cos| above which two refined directions are the same
 # Share of a direction's zeros that another has not, below which it is a mix that holds the other: 0.03
 # for a mix, 0.15 and more for photos, 0.05 for two inputs at a cosine of 0.99.
 _MIXED = 0.05
+_AT_ONCE = (
+    1 << 20
+)  # entries of matrices whose eigenvectors are computed between two looks at the time
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +82,9 @@ class NoiseUnits:
         """Whitened directions q (k, b), of unit length, of p (b, k)."""
         return unit((p * self.scales[:, None]).T)
 
-    def annihilated(self, off: Tensor, allowance: float = 0.0) -> Tensor:
+    def annihilated(
+        self, off: Tensor, allowance: float = 0.0, deadline: Deadline = NEVER
+    ) -> Tensor:
         """The p (b, k) that rows annihilate best, each weighted by its chance of being off (rows, k).
 
         Best in units of its noise: |p|^2, and with an allowance that share of a typical entry of L p.
@@ -87,8 +94,11 @@ class NoiseUnits:
         noise = (1 + 2 * allowance**2 / rows * self.scales.square()).sqrt()  # (b,)
         scaled = self.basis / noise
         outer = (scaled[:, :, None] * scaled[:, None, :]).flatten(1)  # (rows, b b)
-        smallest = torch.linalg.eigh((off.T @ outer).view(-1, b, b)).eigenvectors[:, :, 0].T
-        return unit(smallest / noise[:, None], 0)
+        smallest = [off.new_zeros(0, b)]
+        for grams in torch.split((off.T @ outer).view(-1, b, b), max(1, _AT_ONCE // b**2)):
+            deadline.check()
+            smallest.append(torch.linalg.eigh(grams).eigenvectors[:, :, 0])
+        return unit(torch.cat(smallest).T / noise[:, None], 0)
 
 
 def estimate(
@@ -101,8 +111,39 @@ def estimate(
     watch: Watch,
 ) -> Iterator[Directions]:
     """Rounds of search, polish and deflation as in the cascade; then all samples together."""
-    whole, units = dual_problem(factors), NoiseUnits.of(factors)
-    b = factors.b
+    whole, units, b = dual_problem(factors), NoiseUnits.of(factors), factors.b
+    p, off = whole.U.new_zeros(b, 0), whole.U.new_zeros(len(whole.U), 0)
+    missing = b
+    rounds = _rounds(
+        whole, units, starts, steps, patience=patience, generator=generator, watch=watch
+    )
+    with suppress(TimeIsUp):  # what was found by then stands
+        for found in rounds:
+            p, off, missing = found
+            watch.report("search", found=b - missing, batch_size=b)
+        if p.shape[1] == b:
+            with watch.stage("refine"):
+                p, off = refine_jointly(factors, whole, units, p)
+    if p.shape[1] < b:
+        watch.remark(
+            f"under this noise {b - missing} of {b} samples show; {watch.count('starts', 0):,} starts "
+            "gave no more"
+        )
+    yield _directions(factors, units, p, off, watch)
+
+
+def _rounds(
+    whole: DualProblem,
+    units: NoiseUnits,
+    starts: int,
+    steps: int,
+    *,
+    patience: int,
+    generator: torch.Generator,
+    watch: Watch,
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """After every round: p (b, k) and off (rows, k) of those found, and how many are missing."""
+    b = whole.missing
     p, off = whole.U.new_zeros(b, 0), whole.U.new_zeros(len(whole.U), 0)
     missing, idle, fewest = whole, 0, b
     while missing.missing and idle < patience and not watch.expired:
@@ -118,13 +159,14 @@ def estimate(
             )
             watch.count("starts", 0 if by_rows else count)
         with watch.stage("polish"):
-            new_p, new_off = refine_each(units, residual, *guesses, by_sign=by_rows)
+            new_p, new_off = refine_each(units, residual, *guesses, by_sign=by_rows, watch=watch)
         p, off = _independent(torch.cat([p, new_p], 1), torch.cat([off, new_off], 1))
         if residual.missing == 1 and p.shape[1] == b:
-            break
+            yield p, off, 0
+            return
         with watch.stage("read"):
             q, c = consistent_samples(
-                whole, units.white(p), off.T, least_agreement=_SIGN_AGREEMENT_FEW
+                whole, units.white(p), off.T, least_agreement=_SIGN_AGREEMENT_FEW, watch=watch
             )
             missing = deflate(whole, q, c)
         if p.shape[1]:
@@ -132,20 +174,17 @@ def estimate(
             p, off = p[:, kept], off[:, kept]
         idle = 0 if missing.missing < fewest else idle + 1
         fewest = min(fewest, missing.missing)
-        watch.report("search", found=b - missing.missing, batch_size=b)
-    if p.shape[1] == b:
-        with watch.stage("refine"):
-            p, off = refine_jointly(factors, whole, units, p)
-    else:
-        watch.remark(
-            f"under this noise {b - missing.missing} of {b} samples show; {watch.count('starts', 0):,} "
-            "starts gave no more"
-        )
-    yield _directions(factors, units, p, off)
+        yield p, off, missing.missing
 
 
 def refine_each(
-    units: NoiseUnits, residual: BalancedProblem, q: Tensor, score: Tensor, *, by_sign: bool
+    units: NoiseUnits,
+    residual: BalancedProblem,
+    q: Tensor,
+    score: Tensor,
+    *,
+    by_sign: bool,
+    watch: Watch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Guesses (r, k) with scores (rows, k), each on its own: p (b, l) and off (rows, l).
 
@@ -154,20 +193,21 @@ def refine_each(
     """
     if not q.shape[1]:
         return units.basis.new_zeros(len(units.scales), 0), units.basis[:, :0]
+    deadline = NEVER if watch is None else watch.deadline
     signs = SignRegression(residual, torch.float64, ridge=_RIDGE)
     z = score if by_sign else score - score.mean(0)
     p = units.vector(residual.q_basis @ q)
     if by_sign:
-        p = units.annihilated(torch.sigmoid(-2 * _SIGN_ODDS * z), _FIRST_ALLOWANCE)
+        p = units.annihilated(torch.sigmoid(-2 * _SIGN_ODDS * z), _FIRST_ALLOWANCE, deadline)
     off = torch.zeros_like(score)
     loudest = float((units.basis @ p).square().mean(0).max().sqrt())
     for allowance in _allowances(loudest):
         off = torch.sigmoid(_odds_by_size(units.basis @ p, allowance) - _SIGN_ODDS * z)
-        p = units.annihilated(off, allowance)
+        p = units.annihilated(off, allowance, deadline)
         on = 1 - torch.sigmoid(_odds_by_size(units.basis @ p, allowance))
         z = signs.read(residual.c_basis.T @ units.white(p).T, on)
     here = unit((residual.c_basis.T @ units.white(p).T).T)
-    fits = agreement(residual, here, off.T)
+    fits = agreement(residual, here, off.T, watch)
     least = _least_agreement(residual.missing)
     kept = distinct(p, torch.where(fits >= least, fits, -1.0), p.shape[1])
     kept = kept[fits[kept] >= least]
@@ -194,6 +234,7 @@ def refine_jointly(
     lengths = factors.weight_lengths[factors.live_rows, 0]  # (rows,)
     off = torch.zeros_like(units.basis)
     for _ in range(_SWEEPS):
+        factors.check_time()
         values = units.basis @ p
         by_size = _odds_by_size(values)
         c = torch.linalg.inv(units.white(p)).T  # (b, b): row i belongs to sample i
@@ -233,7 +274,9 @@ def _independent(p: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
     return p[:, ~mixed], off[:, ~mixed]
 
 
-def _directions(factors: Factors, units: NoiseUnits, p: Tensor, off: Tensor) -> Directions:
+def _directions(
+    factors: Factors, units: NoiseUnits, p: Tensor, off: Tensor, watch: Watch
+) -> Directions:
     """As directions of the outputs' side; if the noise is small, only those with a sharp kernel.
 
     A faint sample's direction that is not sharp holds more of the loud samples than of its own.
@@ -243,7 +286,7 @@ def _directions(factors: Factors, units: NoiseUnits, p: Tensor, off: Tensor) -> 
     if factors.noisy:
         redundancy = torch.full((p.shape[1],), 2, dtype=torch.int64, device=p.device)
         return Directions(side, vectors, off > 0.5, redundancy)
-    pool = CandidatePool(side, threshold=0.0)
+    pool = CandidatePool(side, threshold=0.0, watch=watch)
     found = pool.rounded(units.white(p))
     near = (unit(found.vectors * side.scales[:, None], 0).T @ units.white(p).T).abs() > _SAME_COSINE
     sharp = near.any(1) & (found.redundancy > 0)

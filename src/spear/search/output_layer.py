@@ -42,7 +42,8 @@ def vertices_by_linear_programme(
         with watch.stage("seek"):
             found, _ = pool.overdetermined()
             level = found[: len(found) * (idle % 2 == 0)]  # every other direction is unrestricted
-            point = farthest(side.white, h, away_from(level, side.white, generator))
+            along = away_from(level, side.white, generator)
+            point = farthest(side.white, h, along, watch.seconds_left)
             watch.count("programmes")
         idle += 1
         if point is not None and pool.add(point[None]):
@@ -62,11 +63,13 @@ def away_from(found: Tensor, white: Tensor, generator: torch.Generator) -> Tenso
     return unit(direction)
 
 
-def farthest(white: Tensor, h: Tensor, direction: Tensor) -> Tensor | None:
+def farthest(
+    white: Tensor, h: Tensor, direction: Tensor, seconds: float | None = None
+) -> Tensor | None:
     """The c (b,) farthest along a direction with white c >= 0 and c . h = 1; None if unbounded.
 
     Rounding leaves a sample's zeros slightly negative, which moves a vertex; taking the kernel of all
-    its zeros moves it back.
+    its zeros moves it back. None, too, if that takes longer than these seconds.
     """
     solution = scipy.optimize.linprog(
         -direction.cpu().numpy(),
@@ -76,5 +79,6 @@ def farthest(white: Tensor, h: Tensor, direction: Tensor) -> Tensor | None:
         b_eq=[1.0],
         bounds=(None, None),
         method="highs",
+        options={} if seconds is None else {"time_limit": max(seconds, 0.0)},
     )
     return torch.from_numpy(solution.x).to(white) if solution.status == 0 else None

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spear.errors import InvalidOption
+from spear.search.deadline import TimeIsUp
 
 # Multiplications from which work is cut and sent (a third of a second on one core): reaching a worker
 # takes 5 to 20 ms.
@@ -104,8 +105,13 @@ class ParallelMap:
         shared: Piece,
         pieces: Iterable[Piece],
         seconds_left: Callable[[], float | None],
+        *,
+        complete: bool = False,
     ) -> Iterator[T]:
         """`function(*shared, *piece)` for every piece, in order, until the time is up.
+
+        The function may raise `TimeIsUp` itself. It is passed on if nothing is done by then, or not all
+        that must be.
 
         Args:
             function: top-level, so that a worker can import it; takes and returns tensors, numbers, and
@@ -113,11 +119,12 @@ class ParallelMap:
             shared: arguments common to all pieces.
             pieces: the other arguments, taken as needed: the next once the result of the 16th before it
                 has been dealt with.
-            seconds_left: None for no limit. The first piece is always finished.
+            seconds_left: None for no limit.
+            complete: is it of no use to have only some of the results?
         """
         packed = pack(shared) if self.has_workers else b""
         waiting, under_way = iter(pieces), deque[tuple[Piece, Future[bytes] | None]]()
-        left = None
+        left, nothing = seconds_left(), True
         try:
             while left is None or left > 0:
                 for piece in itertools.islice(waiting, _MAX_IN_FLIGHT - len(under_way)):
@@ -128,14 +135,19 @@ class ParallelMap:
                 try:
                     answer = self._answer(future, left)
                 except TimeoutError:
-                    return
+                    left = seconds_left()
+                    continue
                 under_way.popleft()
                 yield function(*shared, *piece) if answer is None else unpack(answer)
-                left = seconds_left()
+                left, nothing = seconds_left(), False
+        except TimeIsUp:
+            pass  # below
         finally:
             for _, future in under_way:
                 if future is not None:
                     future.cancel()
+        if complete or nothing:
+            raise TimeIsUp
 
     def _sent(
         self, function: Callable[..., Any], shared: bytes, piece: Piece

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +24,7 @@ from spear import theory
 from spear.errors import InvalidOption
 from spear.factors import Factors, Side
 from spear.search.candidates import CandidatePool
+from spear.search.deadline import NEVER, Deadline, TimeIsUp
 from spear.search.directions import Directions
 from spear.search.kernels import unit
 from spear.search.watch import Watch
@@ -30,6 +32,7 @@ from spear.search.watch import Watch
 _INVERSES = 4096  # b x b inverses per step: 20 to 40 ms on two cores at b = 20
 _FIRST_STEPS = 4  # before draws are planned ahead for workers: small problems are solved by then
 _GROUP_DRAWS = 512  # submatrices per step within one group of a prior
+_AT_ONCE = 1 << 30  # multiplications between two looks at the time
 _PROBES = 12  # rows a candidate is tried on first
 # A float32 kernel is good to 1e-7 times the condition of the submatrix: an entry this far below a
 # typical one may be a zero. What survives is computed again in float64.
@@ -98,22 +101,24 @@ class SamplingFinder:
         budget = self._budget(expected, sides, rows)
         plan = _DrawSchedule(self, pools, groups, rows, budget, watch)
         next_look = [0] * len(pools)
-        for i, candidates, count in plan.drawn(generator):
-            pool, sampled = pools[i], watch.count("submatrices", count)
-            grown = pool.add(candidates)
-            # As in Algorithm 1, only once b independent directions are at hand. Those in reserve are
-            # mostly mixes: a choice with them is tried now and then.
-            if (grown and pool.complete) or (sampled >= next_look[i] and pool.sufficient):
-                next_look[i] = 3 * sampled // 2
-                yield pool.snapshot()
-            found = max(len(pool) for pool in pools)
-            watch.report("search", done=sampled, expected=expected, found=found, batch_size=b)
+        with suppress(TimeIsUp):  # what was found by then stands
+            for i, candidates, count in plan.drawn(generator):
+                pool, sampled = pools[i], watch.count("submatrices", count)
+                grown = pool.add(candidates)
+                # As in Algorithm 1, only once b independent directions are at hand. Those in reserve
+                # are mostly mixes: a choice with them is tried now and then.
+                if (grown and pool.complete) or (sampled >= next_look[i] and pool.sufficient):
+                    next_look[i] = 3 * sampled // 2
+                    yield pool.snapshot()
+                found = max(len(pool) for pool in pools)
+                watch.report("search", done=sampled, expected=expected, found=found, batch_size=b)
         if watch.count("submatrices", 0) >= budget:
             watch.remark(f"its budget of {budget:,.0f} submatrices (max_samples=) was spent")
         yield from (pool.snapshot() for pool in pools if len(pool) or pool.sufficient)
 
     def draw(self, pool: CandidatePool, groups: Tensor, step: int, most: int) -> Draw:
         """What the next submatrices are drawn from: a prior's rows, zeros found so far, or all rows."""
+        deadline = pool.watch.deadline
         if len(groups):
             # A few draws from every group, many times over: a good prior's group gives the same
             # direction each time, and looking at it thousands of times would take most of the
@@ -121,10 +126,12 @@ class SamplingFinder:
             most = min(most, max(1, _GROUP_DRAWS // pool.side.white.shape[1]))
             if pool.side.name == "outputs" and step % 4:
                 draw_number = step - step // 4  # counts the steps that take this branch
-                return Draw(most, self.independent, among=groups[draw_number % len(groups)])
+                among = groups[draw_number % len(groups)]
+                return Draw(most, self.independent, among=among, deadline=deadline)
         if self.adaptive and step % 2 == 0:
-            return Draw(most, self.independent, weights=pool.zero_counts)
-        return Draw(most, self.independent)
+            weights = pool.zero_counts
+            return Draw(most, self.independent, weights=weights, deadline=deadline)
+        return Draw(most, self.independent, deadline=deadline)
 
     def _groups(self, factors: Factors) -> Tensor:
         """For each approximate sample of the prior, the 3b live rows most likely to be its zeros."""
@@ -224,6 +231,7 @@ class Draw:
     independent: bool = False  # one submatrix from each block, not all that leave a row out
     weights: Tensor | None = None  # (rows,) heavy rows are drawn first
     among: Tensor | None = None  # (k,) indices of the only rows to draw from
+    deadline: Deadline = NEVER
 
     def order(
         self, rows: int, size: int, generator: torch.Generator, device: torch.device
@@ -281,7 +289,20 @@ def kernels_by_inverse(white: Tensor, generator: torch.Generator, draw: Draw) ->
     drawn = order[:, block + torch.arange(b, device=white.device)].flatten(0, 1)  # (N, b)
     others = order[:, (block + b + torch.arange(probes, device=white.device)) % r].flatten(0, 1)
     drawn, others = drawn[: draw.blocks], others[: draw.blocks]
-    inverse = _leaving_one_out(rows[drawn], draw.independent)  # (N, b, k), k = b or 1
+    found, step = [white[:0]], max(1, _AT_ONCE // b**3)
+    for some, probed in zip(torch.split(drawn, step), torch.split(others, step), strict=True):
+        draw.deadline.check()
+        found.append(_sparse_kernels(white, rows, some, probed, draw.independent))
+    candidates = torch.cat(found)
+    return candidates[candidates.isfinite().all(1)], len(drawn) * (1 if draw.independent else b)
+
+
+def _sparse_kernels(
+    white: Tensor, rows: Tensor, drawn: Tensor, others: Tensor, last_only: bool
+) -> Tensor:
+    """Kernels (k, b) of blocks of rows (N, b) without one of them, with zeros in other rows (N, p)."""
+    (r, b), probes = white.shape, others.shape[1]
+    inverse = _leaving_one_out(rows[drawn], last_only)  # (N, b, k), k = b or 1
     values = (rows[others] @ inverse).abs()  # (N, probes, k)
     # A kernel's typical value: its length times that of a row, spread over b entries.
     typical = inverse.norm(dim=-2, keepdim=True) * (rows.norm() / (r * b) ** 0.5)
@@ -289,9 +310,8 @@ def kernels_by_inverse(white: Tensor, generator: torch.Generator, draw: Draw) ->
     sparse = (values <= _PROBE_MARGIN * typical).sum(-2) >= needed  # (N, k)
     kept, left_out = sparse.nonzero(as_tuple=True)
     blocks, of_kept = kept.unique(return_inverse=True)  # a block may be kept up to b times
-    inverse = _leaving_one_out(white[drawn[blocks]], draw.independent)
-    candidates = inverse[of_kept, :, left_out]
-    return candidates[candidates.isfinite().all(1)], sparse.numel()
+    kernels: Tensor = _leaving_one_out(white[drawn[blocks]], last_only)[of_kept, :, left_out]
+    return kernels
 
 
 def _leaving_one_out(blocks: Tensor, last_only: bool) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spear.factors import Side
+from spear.search.deadline import Deadline
 from spear.search.dual import BalancedProblem, SignRegression
 from spear.search.kernels import unit, zero_margin
 from spear.search.parallel import piece_length, worth_distributing
@@ -37,15 +38,16 @@ def search_from_starts(
     watch: Watch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Directions (r, k) near sparse ones, the best first, and how likely each row is on (rows, k)."""
+    watch = watch or Watch()
     U = problem.U.float()
     back = (problem.U * problem.weights[:, None]).float().T.contiguous()
     signs = SignRegression(problem, torch.float32)
-    search = _Search(U, back, signs, problem.weights.float(), steps)
+    search = _Search(U, back, signs, problem.weights.float(), steps, watch.deadline)
     q = _starts(U, starts, generator)
     work = 4 * U.numel() * starts * steps
     width = _COLUMNS if worth_distributing(work) else starts
     pieces = [(some.contiguous(),) for some in torch.split(q, width, 1)]
-    results = (watch or Watch()).map(_descend, (search,), pieces, multiplications=work)
+    results = watch.map(_descend, (search,), pieces, multiplications=work)
     q, score, nearly_zero = (torch.cat(part, -1) for part in zip(*results, strict=True))
     found = distinct(q, nearly_zero, 2 * problem.missing + 8)
     return q[:, found].double(), score[:, found].double()
@@ -60,6 +62,7 @@ class _Search:
     signs: SignRegression
     weights: Tensor  # (rows,)
     steps: int
+    deadline: Deadline
 
 
 def _descend(search: _Search, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,6 +73,7 @@ def _descend(search: _Search, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     U = search.U
     z = torch.zeros_like(U[:, :1])
     for _ in range(search.steps):
+        search.deadline.check()
         values = U @ q  # (rows, k)
         size = values.abs()
         z = search.signs.read(q, size.clamp_max(ACTIVE))
@@ -134,6 +138,7 @@ def refine_to_kernel(
     The kernel of the lowest rows is the direction, if they are all zeros and leave no second direction
     free. If not, its own zeros and the signs they imply say more than the guess did.
     """
+    watch = watch or Watch()
     rows, b = side.white.shape
     if not q.shape[1]:
         return side.white.new_zeros(0, b)
@@ -144,12 +149,19 @@ def refine_to_kernel(
         (unit(residual.q_basis @ q_i, 0), score_i.contiguous())
         for q_i, score_i in zip(torch.split(q, step, 1), torch.split(score, step, 1), strict=True)
     ]
-    shared = side, residual.c_basis, signs
-    parts = (watch or Watch()).map(_refine, shared, pieces, multiplications=work)
+    shared = side, residual.c_basis, signs, watch.deadline
+    parts = watch.map(_refine, shared, pieces, multiplications=work)
     return torch.cat(list(parts))
 
 
-def _refine(side: Side, c_basis: Tensor, signs: SignRegression, q: Tensor, score: Tensor) -> Tensor:
+def _refine(  # noqa: PLR0917
+    side: Side,
+    c_basis: Tensor,
+    signs: SignRegression,
+    deadline: Deadline,
+    q: Tensor,
+    score: Tensor,
+) -> Tensor:
     rows, b = side.white.shape
     U = unit(side.white) * b**0.5  # rows of one size
     # The most that noise makes of a row, in units of its size.
@@ -161,6 +173,7 @@ def _refine(side: Side, c_basis: Tensor, signs: SignRegression, q: Tensor, score
     kept = torch.zeros_like(score, dtype=torch.bool)  # zeros so far that leave a direction free
     done = torch.zeros_like(extra, dtype=torch.bool)
     for _ in range(_PASSES):
+        deadline.check()
         i = (~done).nonzero().flatten()  # those still open
         if not len(i):
             break

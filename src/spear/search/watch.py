@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from spear.search.deadline import Deadline
 from spear.search.parallel import ParallelMap, Piece, worth_distributing
 
 T = TypeVar("T")
@@ -37,18 +38,39 @@ class Watch:
     remarks: list[str] = field(default_factory=list)
     parallel: ParallelMap = field(default_factory=ParallelMap)
     _inner: float = 0.0  # seconds of the stages inside the current one
+    _kept: float = 0.0  # share of the time that is kept for what comes after the current stage
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
     @property
+    def deadline(self) -> Deadline:
+        """Of the current stage."""
+        if self.max_seconds is None:
+            return Deadline()
+        return Deadline(self.started + self.max_seconds * (1 - self._kept))
+
+    @property
     def seconds_left(self) -> float | None:
-        return None if self.max_seconds is None else self.max_seconds - self.seconds
+        return self.deadline.seconds_left
 
     @property
     def expired(self) -> bool:
-        return self.max_seconds is not None and self.seconds >= self.max_seconds
+        return self.deadline.expired
+
+    def check(self) -> None:
+        """Raise `TimeIsUp` if it is: for loops that have nothing to return before they end."""
+        self.deadline.check()
+
+    @contextmanager
+    def keeping(self, share: float) -> Iterator[None]:
+        """Within, the time is up earlier by this share of it, which is kept for what comes after."""
+        before, self._kept = self._kept, share
+        try:
+            yield
+        finally:
+            self._kept = before
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -77,11 +99,14 @@ class Watch:
     ) -> Iterator[T]:
         """`function(*shared, *piece)` for every piece, in order, by workers where that is worth it.
 
-        Once the time is up the rest is left out, unless it must be complete. See `ParallelMap.run`.
+        Once the time is up the rest is left out; or `TimeIsUp` is raised, if it must be complete or if
+        there is nothing yet. See `ParallelMap.run`.
         """
         parallel = self.parallel if worth_distributing(multiplications) else ParallelMap()
-        left = (lambda: None) if complete else (lambda: self.seconds_left)
-        return parallel.run(function, shared, pieces, left)
+        deadline = self.deadline
+        return parallel.run(
+            function, shared, pieces, lambda: deadline.seconds_left, complete=complete
+        )
 
     def remark(self, words: str) -> None:
         """What the finder says about how it ended; goes into the result's details."""

@@ -281,9 +281,7 @@ def without_squash(network: nn.Module) -> tuple[nn.Module, Squash] | None:
     return None
 
 
-def trace(
-    model: nn.Module, input_shape: tuple[int, ...] | None = None
-) -> Structure | Declined:
+def trace(model: nn.Module, input_shape: tuple[int, ...] | None = None) -> Structure | Declined:
     """The traced model, or the watched one, or why there is neither.
 
     A model that was traced before comes back as it is.

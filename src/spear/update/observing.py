@@ -172,9 +172,9 @@ def _seen(
         )
     return LayerUpdate(
         weight=weight,
-        bias=bias,  # type: ignore[arg-type]
+        bias=bias,
         weight_grad=named[f"{prefix}weight"],
-        bias_grad=None if bias is None else named[f"{prefix}bias"],  # type: ignore[arg-type]
+        bias_grad=None if bias is None else named[f"{prefix}bias"],
         relu=chosen.relu,
         layer=chosen.name,
         others={name: grad for name, grad in named.items() if name not in attacked},

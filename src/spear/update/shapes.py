@@ -30,11 +30,10 @@ def input_shapes(model: nn.Module, layer: str | None = None) -> Iterator[tuple[i
     if embedding_of(model) is not None:
         yield (_TOKENS,)
         return
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
-    source = first if isinstance(first, nn.Linear) else None
-    if source is None:
-        source = model.get_submodule(layer) if layer is not None else next(iter(linear), None)
-    n = int(getattr(source, "in_features", 0))
+    if not isinstance(first, nn.Linear):
+        linear = (m for m in model.modules() if isinstance(m, nn.Linear))
+        first = next(linear, None) if layer is None else model.get_submodule(layer)
+    n = int(getattr(first, "in_features", 0))
     if not n:
         return
     yield (n,)

@@ -37,8 +37,8 @@ class Watched:
     rows: Mapping[str, tuple[int, ...]]  # shapes of the linear layers' outputs
     why: str  # it could not be traced
 
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        return self.model.named_modules()
+    def named_modules(self) -> list[tuple[str, nn.Module]]:
+        return list(self.model.named_modules())
 
 
 def watch(
@@ -72,9 +72,7 @@ def watch(
     return Declined(f"{why}, and {problem}")
 
 
-def made_up(
-    model: nn.Module, rows: int, shape: tuple[int, ...], *, moved: bool = False
-) -> Tensor:
+def made_up(model: nn.Module, rows: int, shape: tuple[int, ...], *, moved: bool = False) -> Tensor:
     """Inputs (rows, ...) for a model: numbers, or words if it reads words.
 
     The same every time, or a little moved: on the same way through the model, most likely.
@@ -135,9 +133,7 @@ class _Recorder(TorchFunctionMode):
         for name, module in self._modules.items():
             if type(module).__module__.startswith("torch.nn") and not any(module.children()):
                 handles.append(module.register_forward_pre_hook(self._enter))
-                handles.append(
-                    module.register_forward_hook(self._leave(name), with_kwargs=True)
-                )
+                handles.append(module.register_forward_hook(self._leave(name), with_kwargs=True))
         try:
             yield
         finally:
@@ -223,6 +219,8 @@ class Behind(nn.Module):
     way is no parameter here.
     """
 
+    whole: nn.Module
+
     def __init__(self, whole: nn.Module, layer: str, watched: Watched, kept: list[float]) -> None:
         super().__init__()
         object.__setattr__(self, "whole", whole)  # not as a submodule: names stay the model's
@@ -253,9 +251,7 @@ class Behind(nn.Module):
             others = _tensors(behind(z))
             pairs = list(zip(_tensors(outputs), others, strict=True))
             if not all(torch.equal(a, b) for a, b in pairs):
-                return Declined(
-                    f"the model's output also depends on what bypasses layer {layer!r}"
-                )
+                return Declined(f"the model's output also depends on what bypasses layer {layer!r}")
             smooth = [t.sum() for t in _tensors(outputs) if t.requires_grad]
             if not smooth:
                 return Declined(f"layer {layer!r} does not reach the model's output")
