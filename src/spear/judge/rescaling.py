@@ -13,7 +13,6 @@ their inputs are uncertain.
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +46,8 @@ _FAR_OFF = 9.0  # in units of the median of squares, from where a number counts 
 _NEAR_A_MEAN = 0.05  # how far the usual weight may be from 1/b or 1 to be taken for it
 # Inputs whose scale is sought have a root mean square of one: so far up and down, in such steps.
 _OCTAVES, _STEPS_PER_OCTAVE = 8, 4
-_GOLDEN_STEPS = 60  # of the golden section: from a step of the grid down to 1e-12 of it
+_PROMISING = 3  # points of that grid that are looked at closer
+_ZOOM_POINTS, _ZOOM, _ZOOMS = 9, 3.0, 25  # points at a time, how much closer each time, how often
 _LEVELS = 512  # of clipping that are tried, between the smallest and the largest norm
 
 
@@ -100,28 +100,35 @@ def scale_from_model(factors: Factors, selection: Selection, loss: Loss | None) 
 
 
 def _scales_by_direction(replay: Replay) -> tuple[Tensor, Tensor]:
-    """Scales (b,) at which the nearest label's gradient points along the recovered one; does it?"""
-    best = torch.full_like(replay.Z[:, 0], torch.inf)
-    scale, labels = torch.ones_like(best), torch.zeros(len(best), dtype=torch.int64).to(best.device)
-    steps = 2 * _OCTAVES * _STEPS_PER_OCTAVE + 1
-    for t in torch.logspace(-_OCTAVES, _OCTAVES, steps, base=2).tolist():
-        nearest, off = replay.nearest_labels(replay.Z * t)
-        better = off < best
-        best, labels = torch.where(better, off, best), torch.where(better, nearest, labels)
-        scale = torch.where(better, t, scale)
+    """Scales (b,) at which the nearest label's gradient points along the recovered one; does it?
 
-    def off_at(step: Tensor) -> Tensor:
-        Z = replay.Z * (scale * torch.exp2(step))[:, None]
-        return replay.distance(Z, replay.D, labels[:, None])[:, 0]
+    The distance falls towards the right scale, but jumps wherever a hidden neuron changes sides: so the
+    best few points of a grid are each looked at closer and closer.
+    """
+    grid = torch.linspace(-_OCTAVES, _OCTAVES, 2 * _OCTAVES * _STEPS_PER_OCTAVE + 1).to(replay.Z)
+    tried = [replay.nearest_labels(replay.Z * 2**step) for step in grid.tolist()]
+    every, off = (torch.stack(part, 1) for part in zip(*tried, strict=True))  # (b, steps)
+    promising = off.topk(_PROMISING, dim=1, largest=False).indices  # (b, k)
+    labels, octave = every.gather(1, promising), grid[promising]
+    closer = torch.linspace(-1, 1, _ZOOM_POINTS).to(grid) / _STEPS_PER_OCTAVE
+    for _ in range(_ZOOMS):
+        near = octave[:, :, None] + closer  # (b, k, points)
+        distances = _distances(replay, labels, near)
+        octave = near.gather(2, distances.argmin(2, keepdim=True)).squeeze(2)
+        closer = closer / _ZOOM
+    distances = _distances(replay, labels, octave[:, :, None]).squeeze(2)  # (b, k)
+    best = distances.min(1)
+    scale = torch.exp2(octave.gather(1, best.indices[:, None])[:, 0])
+    return scale, best.values <= REPLAY_LIMIT
 
-    high = torch.full_like(best, 1 / _STEPS_PER_OCTAVE)
-    low = -high
-    for _ in range(_GOLDEN_STEPS):
-        inner = (high - low) * (math.sqrt(5) - 1) / 2
-        left = off_at(high - inner) < off_at(low + inner)
-        low, high = torch.where(left, low, high - inner), torch.where(left, low + inner, high)
-    step = (low + high) / 2
-    return scale * torch.exp2(step), off_at(step) <= REPLAY_LIMIT
+
+def _distances(replay: Replay, labels: Tensor, octaves: Tensor) -> Tensor:
+    """How far gradients of labels (b, k) at scales (b, k, points) are from the recovered ones."""
+    b, k, points = octaves.shape
+    Z = replay.Z.repeat_interleave(k * points, 0) * torch.exp2(octaves).view(-1, 1)
+    D = replay.D.repeat_interleave(k * points, 0)
+    each = labels[:, :, None].expand(b, k, points).reshape(-1, 1)
+    return replay.distance(Z, D, each).view(b, k, points)
 
 
 def _over_rounds(found: Recovered, loss: Loss | None) -> Rescaled | Declined:
