@@ -210,13 +210,12 @@ def _inverted(
     """Algorithm 1: factorise, search for directions and choose among them, scale, reconstruct."""
     if view.trained and not view.protocol.is_sgd:
         return _without_samples(view, None, verdict.of_optimiser(view), watch)
-    watch.report("factorise")
     try:
+        watch.report("factorise")
         with watch.stage("factorise"):
             factors, penalty = without_penalty(factorise(view, watch.check))  # dL/dW = L R
     except _Stopped as stopped:
-        reached = verdict.of_no_factors(_cut_short(stopped, watch))
-        return _without_samples(view, None, reached, watch)
+        return _without_samples(view, None, verdict.of_no_factors(_end(stopped, watch)), watch)
     unfit = looks_like_adam(view) and not factors.low_rank
     if unfit or not factors.batch_size:
         reached = verdict.of_scaled_entries() if unfit else verdict.of_no_batch(factors)
@@ -256,9 +255,9 @@ def _judged(
 ) -> Inversion:
     """What is proved of b samples, and their inputs."""
     view = factors.view
-    watch.report("judge", batch_size=factors.b)
     inputs: Tensor | None = None
     try:
+        watch.report("judge", batch_size=factors.b)
         with watch.stage("reconstruct"):
             inputs = factors.reconstruct(best.C)  # X = Q^-1 R
         with watch.stage("certify"):
@@ -271,7 +270,11 @@ def _judged(
             with watch.stage("reconstruct"):
                 best, inputs = scaled, factors.reconstruct(scaled.C)
     except _Stopped as stopped:
-        return _unjudged(factors, best, inputs, _cut_short(stopped, watch), watch)
+        reached = verdict.of_unjudged_samples(factors, best, ended, _end(stopped, watch))
+        reached = reached.with_details(*notes)
+        if inputs is None or not reached.returned:
+            return _without_samples(view, factors, reached, watch)
+        return _result(factors, reached, inputs, watch, view.mistake, best.match)
     reached = verdict.of_samples(factors, best, certificate, inputs, ended)
     reached = reached.with_details(*notes, *verdict.remarks_on(factors, certificate))
     if not reached.returned:
@@ -279,27 +282,12 @@ def _judged(
     return _result(factors, reached, inputs, watch, mistake, best.match, certificate)
 
 
-def _unjudged(
-    factors: Factors,
-    best: Selection,
-    inputs: Tensor | None,
-    ended: SearchSummary,
-    watch: Watch,
-) -> Inversion:
-    """What was found, with nothing proved of it."""
-    reached = verdict.of_unjudged_samples(factors, best, ended)
-    if inputs is None or not reached.returned:
-        return _without_samples(factors.view, factors, reached, watch)
-    return _result(factors, reached, inputs, watch, factors.view.mistake, best.match)
-
-
-def _cut_short(stopped: BaseException, watch: Watch) -> SearchSummary:
-    """How it ended: the time was up, or somebody pressed Ctrl-C."""
-    interrupted = isinstance(stopped, KeyboardInterrupt)
-    if interrupted:
-        watch.count("interrupted")
-    end = SearchEnd.INTERRUPTED if interrupted else SearchEnd.TIME
-    return SearchSummary(end, tuple(watch.remarks))
+def _end(stopped: BaseException, watch: Watch) -> SearchEnd:
+    """What stopped it: the time, or somebody who pressed Ctrl-C."""
+    if isinstance(stopped, TimeIsUp):
+        return SearchEnd.TIME
+    watch.count("interrupted")
+    return SearchEnd.INTERRUPTED
 
 
 def _searched(
@@ -322,7 +310,7 @@ def _searched(
             if end is SearchEnd.GAVE_UP and watch.expired:
                 end = SearchEnd.TIME
     except _Stopped as stopped:
-        return pool, best, _cut_short(stopped, watch)
+        end = _end(stopped, watch)
     return pool, best, SearchSummary(end, tuple(watch.remarks))
 
 
@@ -334,7 +322,7 @@ def _found_in_part(
         with watch.stage("select"):
             return *select_part(factors, pool, watch), ended
     except _Stopped as stopped:
-        return factors, None, _cut_short(stopped, watch)
+        return factors, None, dataclasses.replace(ended, end=_end(stopped, watch))
 
 
 def _rescaled(
@@ -358,7 +346,7 @@ def _read_from_patterns(
             if pool is not None:
                 inputs = factors.reconstruct(approximate_inputs(factors, pool, watch))
     except _Stopped as stopped:
-        ended = _cut_short(stopped, watch)
+        ended = dataclasses.replace(ended, end=_end(stopped, watch))
     if not len(inputs):
         reached = verdict.of_no_samples(factors, ended)
         return _without_samples(factors.view, factors, reached, watch)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from spear import Cause, Outcome
 from spear.factors import factorise
 from spear.judge import verdict
@@ -29,6 +31,29 @@ def test_samples_beyond_the_noise_forbid_exact():
     assert (part.outcome, part.returned) == (Outcome.PARTIAL, True)
     assert bool(certificate.certified.all())
     assert "the batch holds samples whose gradient has all but vanished" in part.reason
+
+
+@pytest.mark.parametrize("end", ["TIME", "INTERRUPTED"])
+@pytest.mark.parametrize(
+    ("match", "noise", "outcome", "returned"),
+    [
+        (1.0, 0.0, Outcome.APPROXIMATE, True),
+        (0.5, 0.0, Outcome.INCONCLUSIVE, False),
+        (0.5, 1e-4, Outcome.INCONCLUSIVE, True),
+    ],
+)
+def test_a_judge_that_was_stopped_claims_nothing(end, match, noise, outcome, returned):
+    planted = plant(4, m=90)
+    factors = factorise(planted.view)
+    factors = dataclasses.replace(factors, noise=noise or factors.noise)
+    selection = select(factors, pool_of(factors, *true_directions(planted, factors)), Watch())
+    selection = dataclasses.replace(selection, match=match, only_extra_zeros=False)
+    ended = verdict.SearchSummary(verdict.SearchEnd.MATCHED)
+    reached = verdict.of_unjudged_samples(factors, selection, ended, verdict.SearchEnd[end])
+    assert (reached.outcome, reached.returned) == (outcome, returned)
+    assert reached.cause is Cause[end]
+    assert f"lambda {match:.3f}" in reached.reason
+    assert "the search ended: every pattern matched" in reached.details
 
 
 def test_samples_that_drown_are_not_given_back():

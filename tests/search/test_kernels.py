@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from spear.factors import Side, factorise
+from spear.search import TimeIsUp
 from spear.search.candidates import CandidatePool
 from spear.search.kernels import (
     _below_gap,
@@ -91,6 +92,20 @@ def test_the_sparsity_filter_refuses_dense_directions():
     pool = CandidatePool(factors.outputs, threshold)
     pool.add((Q * factors.outputs.scales[:, None]).T[:1])
     assert len(pool) == 0
+
+
+def test_a_share_of_the_time_is_kept_for_later():
+    watch = Watch(max_seconds=100.0, started=time.monotonic() - 80)
+    with watch.keeping(0.3):
+        assert watch.expired
+        assert watch.seconds_left < 0
+        with pytest.raises(TimeIsUp):
+            watch.check()
+    assert not watch.expired
+    watch.check()
+    watch.check(needed=10)
+    with pytest.raises(TimeIsUp):
+        watch.check(needed=30)
 
 
 def test_the_watch_keeps_time_and_counts():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from spear.factors.spectrum import batch_size_from, rank_without_gap
 from spear.factors.streaming import (
+    CheckTime,
     Sketch,
     column_blocks,
     double,
@@ -93,7 +94,7 @@ class Factors:
     live_columns: Tensor  # (n,) bool: some sample is nonzero in the input
     row_noise: Tensor | None = None  # (m,) the same row by row: rounding is loud where entries are
     has_unresolved_samples: bool = False  # are there more samples, too faint to tell from noise?
-    check_time: Callable[[], None] = go_on  # called in long loops; raises once the time is up
+    check_time: CheckTime = go_on  # called in long loops; raises once the time is up
 
     @property
     def b(self) -> int:
@@ -345,7 +346,7 @@ class Factors:
         return column_blocks(self.view.weight_grad, check_time=self.check_time)
 
 
-def factorise(view: LayerUpdate, check_time: Callable[[], None] = go_on) -> Factors:
+def factorise(view: LayerUpdate, check_time: CheckTime = go_on) -> Factors:
     """Factorise an update: batch size from the spectrum's gap, noise from what lies beyond it.
 
     Args:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from spear.factors import Factors, factorise
-from spear.factors.streaming import column_blocks, double
+from spear.factors.streaming import CheckTime, column_blocks, double
 from spear.tolerances import (
     FACTOR_OF_WEIGHTS_TOLERANCE,
     PENALTY_HINT,
@@ -121,7 +121,7 @@ def _unexplained(factors: Factors) -> bool:
 class _Grams:
     """A_i A_j^T of the gradient and the templates, on the smaller side; and the fit."""
 
-    def __init__(self, view: LayerUpdate, check_time: Callable[[], None]) -> None:
+    def __init__(self, view: LayerUpdate, check_time: CheckTime) -> None:
         self.check_time = check_time
         G, W = view.weight_grad, view.weight
         if view.outputs > view.inputs:

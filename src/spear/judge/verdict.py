@@ -60,9 +60,9 @@ class SearchEnd(Enum):
         return {SearchEnd.TIME: Cause.TIME, SearchEnd.INTERRUPTED: Cause.INTERRUPTED}.get(self)
 
 
-_TOLD_TO_STOP = {
-    SearchEnd.TIME: ("the time was over", "give it more (max_seconds=)"),
-    SearchEnd.INTERRUPTED: ("it was interrupted", "run it again"),
+_STOPPED = {
+    SearchEnd.TIME: (Cause.TIME, "the time was over", "give it more (max_seconds=)"),
+    SearchEnd.INTERRUPTED: (Cause.INTERRUPTED, "it was interrupted", "run it again"),
 }
 _SEARCH_AGAIN = {
     SearchEnd.TIME: "The search ran out of time: give it more (max_seconds=)",
@@ -151,34 +151,34 @@ def _of_noisy_samples(factors: Factors, certificate: Certificate, inputs: Tensor
     return Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
 
 
-def of_unjudged_samples(factors: Factors, selection: Selection, ended: SearchSummary) -> Verdict:
-    """Samples that were found, and no time was left to prove them."""
-    assert ended.end.cause is not None
-    happened, cure = _TOLD_TO_STOP[ended.end]
+def of_unjudged_samples(
+    factors: Factors, selection: Selection, ended: SearchSummary, stopped: SearchEnd
+) -> Verdict:
+    """Samples that a search found, and the judge was stopped before it could prove them."""
+    cause, happened, cure = _STOPPED[stopped]
     match = f"(lambda {selection.match:.3f})"
     found = "1 sample was found" if factors.b == 1 else f"{factors.b} samples were found"
     if factors.noisy:
         reason = (
-            f"{found} in an update with noise {match}, but {happened} before it was clear how far off "
-            f"they are: {cure}"
+            f"{found} in an update with noise {match}, but {happened} before they could be judged: "
+            f"{cure}"
         )
-        return Verdict(Outcome.INCONCLUSIVE, ended.end.cause, reason, ended.details)
+        return Verdict(Outcome.INCONCLUSIVE, cause, reason, ended.details)
     if selection.match >= LIKELY_MATCH or selection.only_extra_zeros:
         reason = (
             f"{found} that fit the update {match}, but {happened} before the samples could be proved: "
             f"{cure}"
         )
-        return Verdict(Outcome.APPROXIMATE, ended.end.cause, reason, ended.details)
-    reason = f"no samples were found that fit the update {match} when {happened}: {cure}"
-    return _cannot_tell(ended.end.cause, reason, *ended.details)
+        return Verdict(Outcome.APPROXIMATE, cause, reason, ended.details)
+    reason = f"no samples that fit the update were found {match} before {happened}: {cure}"
+    return _cannot_tell(cause, reason, *ended.details)
 
 
-def of_no_factors(ended: SearchSummary) -> Verdict:
+def of_no_factors(stopped: SearchEnd) -> Verdict:
     """Stopped before anything was known of the update."""
-    assert ended.end.cause is not None
-    happened, cure = _TOLD_TO_STOP[ended.end]
+    cause, happened, cure = _STOPPED[stopped]
     reason = f"{happened} before the samples in the update were counted: {cure}"
-    return _cannot_tell(ended.end.cause, reason)
+    return _cannot_tell(cause, reason)
 
 
 def of_no_samples(factors: Factors, ended: SearchSummary) -> Verdict:

@@ -59,9 +59,12 @@ class Watch:
     def expired(self) -> bool:
         return self.deadline.expired
 
-    def check(self) -> None:
-        """Raise `TimeIsUp` if it is: for loops that have nothing to return before they end."""
-        self.deadline.check()
+    def check(self, needed: float = 0.0) -> None:
+        """Raise `TimeIsUp` if it is: for loops that have nothing to return before they end.
+
+        Or, before a step that cannot be cut, if it takes all that is left.
+        """
+        self.deadline.check(needed)
 
     @contextmanager
     def keeping(self, share: float) -> Iterator[None]:
