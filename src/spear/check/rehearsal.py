@@ -12,7 +12,7 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from spear.check.made_up import Kind, kinds_for, loss_of, shapes_for, targets_for, tensor_of
+from spear.check.made_up import Kind, kinds_for, loss_of, predictions, shapes_for, targets_for
 from spear.check.model_structure import LayerView
 from spear.errors import Declined, InvalidOption, SpearError
 from spear.federated import Sent, send, split
@@ -228,7 +228,7 @@ def _watched(model: nn.Module, layer: str, inputs: Tensor) -> tuple[Tensor, Tens
     handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     try:
         with torch.no_grad():
-            outputs = tensor_of(model(inputs))
+            outputs = predictions(model(inputs), len(inputs))
     finally:
         handle.remove()
     if not seen:
