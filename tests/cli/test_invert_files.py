@@ -157,11 +157,8 @@ def test_other_losses_are_noticed_and_named(tmp_path, loss, name):
     ).findings[0]
     assert (named.outcome, named.proof) == (Outcome.EXACT, spear.Proof.REPLAY)
     assert worst_error(named.inputs, x) < 1e-4
-    if name == "bce":
-        nearest = torch.cdist(named.inputs, x).argmin(1)
-        assert torch.equal(named.labels, y[nearest])
-    else:
-        assert named.labels is None
+    nearest = torch.cdist(named.inputs, x).argmin(1)
+    assert torch.equal(named.labels, y[nearest])
 
 
 def test_an_inner_layer_gives_activations_and_says_so(tmp_path, case):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from spear.errors import InvalidOption
+from spear.judge import main_tensor
 from spear.update import embedding_of, picture
 
 _MOST_CATEGORIES = 28  # of a table's column
@@ -65,21 +66,20 @@ def targets_for(outputs: Tensor, generator: torch.Generator) -> Tensor:
 
 def loss_of(outputs: object, targets: Tensor) -> Tensor:
     """Cross-entropy for classes, squared error for numbers."""
-    predicted = tensor_of(outputs)
+    predicted = predictions(outputs, len(targets))
     if targets.is_floating_point():
-        return nn.functional.mse_loss(predicted, targets.to(predicted))
+        return nn.functional.mse_loss(predicted.reshape(targets.shape), targets.to(predicted))
     return nn.functional.cross_entropy(predicted, targets.to(predicted.device))
 
 
-def tensor_of(outputs: object) -> Tensor:
-    """The tensor to compute the loss on: the output, its `logits`, or the first of several."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    if isinstance(getattr(outputs, "logits", None), Tensor):
-        return outputs.logits  # type: ignore[attr-defined, no-any-return]
-    if isinstance(outputs, (tuple, list)) and outputs and isinstance(outputs[0], Tensor):
-        return outputs[0]
-    raise TypeError(f"its output is a {type(outputs).__name__}, expected a tensor")
+def predictions(outputs: object, samples: int) -> Tensor:
+    """The tensor to compute the loss on, a row for each sample even if the model squeezes it.
+
+    >>> predictions((torch.zeros(10), None), 1).shape
+    torch.Size([1, 10])
+    """
+    main = main_tensor(outputs)
+    return main if main.shape[:1] == (samples,) else main.reshape(samples, -1)
 
 
 def _words(count: int) -> Callable[[int, tuple[int, ...], torch.Generator], Tensor]:

@@ -12,7 +12,7 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from spear.check.made_up import Kind, kinds_for, loss_of, targets_for, tensor_of
+from spear.check.made_up import Kind, kinds_for, loss_of, predictions, targets_for
 from spear.check.model_structure import LayerView
 from spear.errors import Declined, InvalidOption, SpearError
 from spear.federated import Sent, send, split
@@ -230,7 +230,7 @@ def _watched(model: nn.Module, layer: str, inputs: Tensor) -> tuple[Tensor, Tens
     """What the layer reads (rows, n), and what the model puts out."""
     with torch.no_grad():
         seen, raw = layer_inputs(model, layer, inputs)
-    outputs = tensor_of(raw)
+    outputs = predictions(raw, len(inputs))
     if seen is None:
         raise _NotRun(f"layer {layer!r} is not run")
     if not bool(outputs.isfinite().all()):

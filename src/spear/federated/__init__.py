@@ -4,7 +4,7 @@
 """
 
 from spear.federated import defences
-from spear.federated.client import fedavg, fedsgd, train
+from spear.federated.client import fedavg, fedsgd, fitting_loss, train
 from spear.federated.models import Vgg16, mlp
 from spear.federated.privacy import Noise, Privacy, epsilon, noise_of, resolved
 from spear.federated.reference import clipping_factors, least_squares, output_gradient
@@ -20,6 +20,7 @@ __all__ = [
     "epsilon",
     "fedavg",
     "fedsgd",
+    "fitting_loss",
     "least_squares",
     "mlp",
     "noise_of",

@@ -6,14 +6,16 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spear.errors import InvalidOption
+from spear.judge import Criterion, Outputs
 from spear.update import Protocol
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
 
 
 def fedsgd(
@@ -30,6 +32,44 @@ def fedsgd(
     value = loss(model(inputs), targets)
     gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
     return {name: g for name, g in zip(named, gradients, strict=True) if g is not None}
+
+
+def fitting_loss(model: nn.Module, inputs: Tensor, loss: Loss) -> Loss:
+    """The loss with targets in the shape and precision it takes, on batches of any size.
+
+    Args:
+        model: may return any structure of tensors, and squeeze them.
+        inputs: some of the data (k, ...).
+        loss: `loss(outputs, targets)`.
+
+    Returns:
+        the loss for targets that are classes (k,) as int64, or numbers as floats.
+
+    >>> net = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    >>> x, y = torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1])
+    >>> loss = fitting_loss(net, x, nn.BCEWithLogitsLoss())
+    >>> torch.equal(loss(net(x), y), nn.BCEWithLogitsLoss()(net(x), y.float()))
+    True
+    """
+    probe = copy.deepcopy(model)  # batch norm keeps count of what it sees
+    few = inputs[:5].repeat(5, *[1] * (inputs.ndim - 1))
+    with torch.no_grad():
+        outputs = Outputs(probe(few[:2]), whole=True)
+        rows = outputs.matrix(probe(few[: outputs.a_few]), outputs.a_few)
+    by_class: list[Criterion] = []
+
+    def fitted(given: Any, targets: Tensor) -> Tensor:
+        rows_given = outputs.matrix(given, len(targets))
+        if not targets.is_floating_point():
+            if not by_class:
+                by_class.append(Criterion(loss, outputs, None, rows))
+            return by_class[0](rows_given, targets)
+        main = outputs.main(rows_given)
+        same = targets.numel() == main.numel()
+        targets = targets.to(main).reshape(main.shape) if same else targets
+        return loss(outputs.structure(rows_given), targets)
+
+    return fitted
 
 
 def clipped_gradient(

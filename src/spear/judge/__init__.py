@@ -9,7 +9,14 @@ from spear.judge import verdict
 from spear.judge.causes import Cause, Proof
 from spear.judge.certificate import Certificate, certify, certify_either_sign
 from spear.judge.layer import mark_unscaled
-from spear.judge.losses import Loss, main_tensor
+from spear.judge.losses import (
+    Criterion,
+    Loss,
+    Outputs,
+    compares_numbers,
+    logits_of,
+    main_tensor,
+)
 from spear.judge.rescaling import rescale, scale_from_model
 from spear.judge.selection import (
     Selection,
@@ -23,8 +30,10 @@ from spear.judge.verdict import Outcome, SearchEnd, SearchSummary, Verdict
 __all__ = [
     "Cause",
     "Certificate",
+    "Criterion",
     "Loss",
     "Outcome",
+    "Outputs",
     "Proof",
     "SearchEnd",
     "SearchSummary",
@@ -33,7 +42,9 @@ __all__ = [
     "approximate_inputs",
     "certify",
     "certify_either_sign",
+    "compares_numbers",
     "contradicted_rounds",
+    "logits_of",
     "main_tensor",
     "mark_unscaled",
     "rescale",

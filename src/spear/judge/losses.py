@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from spear.tolerances import REPLAY_LIMIT
+from spear.update import Squash, without_squash
 
 Loss = Callable[[Any, Tensor], Tensor]
 Cast = Callable[[Tensor, Tensor], Tensor]
@@ -150,6 +151,11 @@ class Outputs:
         """Numbers of the main tensor for each sample."""
         return self._sizes[self._own]
 
+    @property
+    def a_few(self) -> int:
+        """A number of samples that cannot be taken for a number of classes."""
+        return 5 if self.main_size == 4 else 4
+
     def matrix(self, outputs: object, k: int) -> Tensor:
         """The outputs of k samples, (k, columns)."""
         tensors = list(_tensors(outputs))
@@ -177,6 +183,24 @@ class Outputs:
         ]
 
 
+def logits_of(
+    network: nn.Module, rows: Callable[[nn.Module], Tensor]
+) -> tuple[nn.Module, Squash | None]:
+    """The network without the sigmoid or softmax it ends in, and that; or as it is, and None.
+
+    Args:
+        network: traced.
+        rows: a network's outputs (k, columns) for some samples.
+    """
+    stripped = without_squash(network)
+    if stripped is None:
+        return network, None
+    before, squash = stripped
+    with torch.no_grad():
+        same = torch.allclose(squash(rows(before)), rows(network), rtol=1e-4, atol=1e-6)
+    return (before, squash) if same else (network, None)
+
+
 class Criterion:
     """A loss on rows of outputs and labels, with the targets it takes.
 
@@ -188,13 +212,10 @@ class Criterion:
         loss: takes what the model returns, and targets.
         outputs: their structure.
         squash: of the rows, what the model does last; None if nothing.
-        rows: outputs of a few different samples (k, columns), as many as there are classes only if
-            that cannot be helped.
+        rows: outputs of `outputs.a_few` different samples (k, columns).
     """
 
-    def __init__(
-        self, loss: Loss, outputs: Outputs, squash: Callable[[Tensor], Tensor] | None, rows: Tensor
-    ) -> None:
+    def __init__(self, loss: Loss, outputs: Outputs, squash: Squash | None, rows: Tensor) -> None:
         self.loss, self.outputs, self.squash = loss, outputs, squash
         self._cast = self._first_that_runs(rows)
 

@@ -33,12 +33,12 @@ from spear.judge.losses import (
     in_double,
     is_binary,
     is_squared_error,
+    logits_of,
     negative_probability,
     usual_loss,
 )
 from spear.judge.relu_boundary import MOST_FLIPS, smallest_steps
 from spear.tolerances import LATER_NOISE, LATER_NOISE_LIMIT, MARGIN, REPLAY_LIMIT, ROUNDINGS
-from spear.update import Squash, without_squash
 
 T = TypeVar("T")
 
@@ -284,9 +284,9 @@ class Replay:
         self.loss = usual_loss if loss is None else loss
         self._read_outputs(told=self.loss not in (usual_loss, negative_probability))
         # Cross-entropy is one of logits, whether or not the model turns them into probabilities.
-        self.criterion = Criterion(
-            self.loss, self.structure, None if loss is None else self.squash, self._a_few_outputs
-        )
+        squash = None if loss is None else self.squash
+        few = self._a_few_outputs(self.network)
+        self.criterion = Criterion(self.loss, self.structure, squash, few)
 
     @staticmethod
     def prepare(
@@ -353,27 +353,17 @@ class Replay:
         A loss that was told may use all that the network returns, others use the main tensor. Up to
         the logits, outputs are linear in z within a ReLU pattern.
         """
-        self.squash: Squash | None = None
         with torch.no_grad():
             self.structure = Outputs(self.network(self.Z[:1].repeat(2, 1)), whole=told)
-            rows = self._a_few_outputs
-            whole, stripped = self.network, without_squash(self.network)
-            if stripped is not None:
-                self.network, squash = stripped
-                if torch.allclose(squash(self._a_few_outputs), rows):
-                    self.squash = squash
-                else:
-                    self.network = whole
-        self.outputs = rows.shape[1]
+        self.network, self.squash = logits_of(self.network, self._a_few_outputs)
+        self.outputs = self._a_few_outputs(self.network).shape[1]
         self.classes = max(2, self.structure.main_size)
 
-    @property
-    def _a_few_outputs(self) -> Tensor:
-        """Outputs (k, outputs) at the first sample, further and further from the bias."""
-        count = 4 + (self.structure.main_size == 4)  # so that rows are not taken for classes
-        scale = 1 / torch.arange(1, count + 1).to(self.Z)
+    def _a_few_outputs(self, network: nn.Module) -> Tensor:
+        """A network's outputs (k, outputs) at the first sample, nearer and nearer to the bias."""
+        scale = 1 / torch.arange(1, self.structure.a_few + 1).to(self.Z)
         with torch.no_grad():
-            return self.run((self.Z[:1] - self.bias) * scale[:, None] + self.bias)
+            return self.forward(network, (self.Z[:1] - self.bias) * scale[:, None] + self.bias)
 
     def run(self, Z: Tensor) -> Tensor:
         """The network's outputs (k, outputs)."""
@@ -588,7 +578,7 @@ class Replay:
         """Dimensions of the gradients at the outputs that labels can have."""
         if self.outputs > _MOST_RANKED:
             return self.classes - 1
-        slopes = torch.cat([self._slopes(row[None]) for row in self._a_few_outputs])
+        slopes = torch.cat([self._slopes(row[None]) for row in self._a_few_outputs(self.network)])
         slopes = slopes / slopes.norm(dim=1, keepdim=True).clamp_min(1e-300)
         return int(torch.linalg.matrix_rank(slopes, rtol=REPLAY_LIMIT))
 
@@ -784,6 +774,8 @@ def fit_losses(
             continue
 
         def explain(replay: Replay, kind: LossKind = kind, free: bool = free) -> Fit | None:
+            if kind is LossKind.TOLD and free and not _may_be_free(loss, replay.outputs):
+                return None
             if free:
                 return replay.with_free_targets(kind, kind is LossKind.TOLD)
             return replay.labelled(kind, kind is LossKind.TOLD, generator)
@@ -793,8 +785,11 @@ def fit_losses(
         if isinstance(fit, Declined):
             declined.append(fit)
             continue
-        labels_of_numbers = not free and _takes_numbers(known)
-        if fit is None or (labels_of_numbers and not (_explains(fit) and fit.weighs_evenly)):
+        if fit is None:
+            continue
+        # With one output all targets have parallel gradients: only weights tell numbers from labels.
+        unsure = not free and _may_be_free(known, fit.replay.outputs)
+        if unsure and not (_explains(fit) and fit.weighs_evenly):
             continue
         tried.append(fit)
         # What was told is believed: without its class weights, say, merged samples might weigh alike.
@@ -809,16 +804,16 @@ def fit_losses(
 _OF_PROBABILITIES = (LossKind.ON_PROBABILITIES, LossKind.NEGATIVE_PROBABILITY)
 
 
-def _takes_numbers(loss: Loss | None) -> bool:
+def _may_be_free(loss: Loss | None, outputs: int) -> bool:
     """May targets be something else than one label for each sample?"""
-    return compares_numbers(loss) or is_binary(loss)
+    return compares_numbers(loss) or (is_binary(loss) and outputs > 1)
 
 
 def _hypotheses(loss: Loss | None) -> Iterator[tuple[Loss | None, LossKind, bool]]:
     """Losses, what they are, and whether their targets are free."""
     if loss is not None:
         yield loss, LossKind.TOLD, False
-    if _takes_numbers(loss):
+    if _may_be_free(loss, outputs=2):
         yield loss, LossKind.TOLD, True
     yield None, LossKind.CROSS_ENTROPY, False
     yield usual_loss, LossKind.ON_PROBABILITIES, False

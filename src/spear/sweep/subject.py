@@ -8,16 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spear.errors import InvalidOption
-from spear.federated import mlp, train
+from spear.errors import Declined, InvalidOption
+from spear.federated import fitting_loss, mlp, train
 from spear.files import accepts, build_model, load_object, loss_of
+from spear.judge import Loss, Outputs, compares_numbers, logits_of
 from spear.report import ImageFormat
 from spear.sweep.private_data import PrivateData, load_data
+from spear.update import trace
 
 _WIDTH, _DEPTH = 200, 3  # of the built-in network; three layers learn within a few hundred steps
 Factory = Callable[..., nn.Module]
@@ -114,16 +115,16 @@ class Subject:
         """The data in the shape that the model takes, and the loss for its outputs."""
         data = self.samples()
         inputs, outputs = _accepted(model, data)
-        name = self.loss or _usual_loss(data, outputs)
-        targets = data.labels
-        if name in ("bce", "mse") and not targets.is_floating_point():
-            targets = targets[:, None].float()
-        if name == "cross-entropy" and data.classes is not None and data.classes > outputs.shape[1]:
+        count = outputs.main_size
+        name = self.loss or _usual_loss(data, outputs, model, inputs)
+        by_class = count > 1 or name == "cross-entropy"
+        if by_class and data.classes is not None and data.classes > count:
             raise InvalidOption(
-                f"expected an output of the model for each class, got {outputs.shape[1]} outputs and "
+                f"expected an output of the model for each class, got {count} outputs and "
                 f"labels up to {data.classes - 1}"
             )
-        return Fitted(data, inputs, targets, loss_of(name))
+        told = loss_of(name)
+        return Fitted(data, inputs, data.labels, outputs, told, fitting_loss(model, inputs, told))
 
     def digest(self, width: int | None) -> str:
         """Identifies the model: other code or weights give another digest."""
@@ -149,8 +150,18 @@ class Fitted:
 
     data: PrivateData
     inputs: Tensor  # (N, ...)
-    targets: Tensor  # (N, ...) as the loss takes them
-    loss: Any
+    targets: Tensor  # (N,) classes, or (N, ...) numbers
+    outputs: Outputs  # what the model returns
+    told: Loss  # as the client's code has it
+    loss: Loss  # the same with targets as they are here
+
+    def predicted(self, outputs: object, count: int) -> Tensor:
+        """The likeliest classes (count,), from what the model returns."""
+        main = self.outputs.main(self.outputs.matrix(outputs, count)).flatten(1)
+        if main.shape[1] > 1:
+            return main.argmax(1)
+        between = isinstance(self.told, nn.BCELoss) or compares_numbers(self.told)
+        return (main[:, 0] > (0.5 if between else 0.0)).long()
 
     def draw(self, count: int, seed: int) -> Tensor:
         """The indices (count,) of a private batch."""
@@ -168,7 +179,7 @@ def _loaded(spec: str | None, image_format: ImageFormat | None, root: Path | Non
     return load_data(spec, image_format, root)
 
 
-def _accepted(model: nn.Module, data: PrivateData) -> tuple[Tensor, Tensor]:
+def _accepted(model: nn.Module, data: PrivateData) -> tuple[Tensor, Outputs]:
     """Inputs in the first shape that the model runs on: as given, flat, or as pictures."""
     shapes = [data.inputs.shape[1:], torch.Size([data.inputs[0].numel()])]
     if data.image_format is not None:
@@ -179,21 +190,27 @@ def _accepted(model: nn.Module, data: PrivateData) -> tuple[Tensor, Tensor]:
         probe = copy.deepcopy(model)
         try:
             with torch.no_grad():
-                outputs = probe(inputs[:2])
+                two = probe(inputs[:2])
+            outputs = Outputs(two, whole=True)
+            outputs.matrix(two, 2)  # raises unless there is a row for each sample
+            return inputs, outputs
         except Exception as error:  # the user's model may raise anything
             problems.append(f"{tuple(shape)}: {str(error).splitlines()[0][:120]}")
-            continue
-        if isinstance(outputs, Tensor) and outputs.ndim >= 2:
-            return inputs, outputs
-        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        problems.append(f"{tuple(shape)}: gave {got}, expected outputs (samples, ...)")
     raise InvalidOption(
         f"the model does not take the data ({data.name}), neither as it is nor reshaped: "
         + "; ".join(problems)
     )
 
 
-def _usual_loss(data: PrivateData, outputs: Tensor) -> str:
+def _usual_loss(data: PrivateData, outputs: Outputs, model: nn.Module, inputs: Tensor) -> str:
+    """Squared error for numbers, cross-entropy for classes: with one output, of logits or not."""
     if data.classes is None:
         return "mse"
-    return "bce" if outputs.shape[1] == 1 and data.classes <= 2 else "cross-entropy"
+    if outputs.main_size > 1 or data.classes > 2:
+        return "cross-entropy"
+    traced = trace(copy.deepcopy(model).eval())
+    if isinstance(traced, Declined):
+        return "bce"
+    count = min(2, len(inputs))
+    _, squash = logits_of(traced, lambda net: outputs.matrix(net(inputs[:count]), count))
+    return "bce" if squash is None else "torch.nn:BCELoss"

@@ -44,7 +44,7 @@ def attacked(
     found = attack(
         sent.view(model),
         model,
-        loss=fitted.loss,
+        loss=fitted.told,
         generator=generator,
         max_seconds=max_seconds,
         on_progress=on_progress,

@@ -107,9 +107,8 @@ def _quality(model: nn.Module, fitted: Fitted, test: Tensor) -> float | None:
         if fitted.data.classes is None:
             loss = float(fitted.loss(outputs, fitted.targets[test]))
             return loss if loss < float("inf") else None
-    labels = fitted.data.labels[test]
-    guess = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
-    return float((guess == labels).double().mean())
+    guess = fitted.predicted(outputs, len(test))
+    return float((guess == fitted.data.labels[test]).double().mean())
 
 
 @dataclass(frozen=True)
