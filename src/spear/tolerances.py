@@ -96,6 +96,10 @@ NOISY = 1e-4
 """Noise relative to the gradient's entries up to which kernels of b-1 rows stay sharp: they amplify it
 by the condition of the submatrix, 1e2 to 1e3 on real batches."""
 
+ROUNDING_VARIANCE = 0.045
+"""Mean square error of a rounded number, in units of (eps times the number)^2: ulp^2 / 12, and ulp^2 is
+3 / (8 ln 2) of that on average over a binade."""
+
 MIN_ROUNDINGS_ABOVE = 3.0
 """Roundings of the loudest sample that a sample must exceed where the spectrum fades without a gap."""
 

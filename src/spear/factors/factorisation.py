@@ -17,7 +17,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from spear.factors.spectrum import batch_size_from, rank_without_gap
+from spear.factors.spectrum import (
+    NO_ROUNDING,
+    Rounding,
+    batch_size_from,
+    rank_without_gap,
+    rounding_of,
+)
 from spear.factors.streaming import (
     CheckTime,
     Sketch,
@@ -143,10 +149,14 @@ class Factors:
         return self.spectrum[: self.b]  # (b,)
 
     @property
+    def live_shape(self) -> tuple[int, int]:
+        """Rows and columns with any gradient: empty ones hold neither samples nor noise."""
+        return int(self.live_rows.sum()), int(self.live_columns.sum())
+
+    @property
     def relative_noise(self) -> float:
         """Noise of an entry of the gradient, in units of its root mean square entry."""
-        entries = int(self.live_rows.sum()) * int(self.live_columns.sum())
-        return self.noise * math.sqrt(entries) / float(self.spectrum.norm())
+        return self.noise * math.sqrt(math.prod(self.live_shape)) / float(self.spectrum.norm())
 
     @property
     def noisy(self) -> bool:
@@ -157,13 +167,13 @@ class Factors:
         """Is its rank, up to rounding, less than half of what it could be?"""
         if self.batch_size is None:
             return False
-        most = min(int(self.live_rows.sum()), int(self.live_columns.sum()))
-        return 2 * self.batch_size <= most and not (self.batch_size and self.noisy)
+        return 2 * self.batch_size <= min(self.live_shape) and not (self.batch_size and self.noisy)
 
     @property
     def has_weak_sample(self) -> bool:
         """Is the faintest sample near the noise, though the others are not?"""
-        edge = self.noise * (math.sqrt(self.m) + math.sqrt(self.n))
+        rows, columns = self.live_shape
+        edge = self.noise * (math.sqrt(rows) + math.sqrt(columns))
         return float(self.singular_values[-1]) < WEAK_SAMPLE_FACTOR * edge
 
     @property
@@ -184,21 +194,24 @@ class Factors:
         B = torch.linalg.qr(white.T).Q  # (b, k)
         A, s, _ = torch.linalg.svd(B.T * self.singular_values)
         outside = torch.diag(self.singular_values) - B @ (B.T * self.singular_values)  # (b, b)
-        loudest = max(float(torch.linalg.matrix_norm(outside, 2)), self.noise * self.n**0.5)
+        loudest = max(
+            float(torch.linalg.matrix_norm(outside, 2)), self.noise * self.live_shape[1] ** 0.5
+        )
         return self._part(self.left @ B @ A, torch.cat([s, s.new_tensor([loudest])]))
 
     def _part(self, left: Tensor, spectrum: Tensor) -> Factors:
         """Leading singular vectors (m, k) and values (k + 1,): what is left out counts as noise."""
         # It is not white noise but a few directions, and may fall on few entries.
         loudest = float(spectrum[-1])
+        rows, columns = self.live_shape
         return dataclasses.replace(
             self,
             batch_size=left.shape[1],
             left=left,
             spectrum=spectrum,
-            noise=loudest / math.sqrt(self.n),
+            noise=loudest / math.sqrt(columns),
             row_noise=None,
-            zero=ZERO_DEVIATIONS * loudest / math.sqrt(self.m),
+            zero=ZERO_DEVIATIONS * loudest / math.sqrt(rows),
             has_unresolved_samples=True,
         )
 
@@ -354,23 +367,23 @@ def factorise(view: LayerUpdate, check_time: CheckTime = go_on) -> Factors:
         check_time: called in long loops, here and wherever the factors are used; raises to stop.
     """
     G = view.weight_grad
-    live_rows, live_columns = live(G)
-    if view.rounds is not None:
-        live_columns = view.rounds.live_columns
+    live_rows, kept_columns = live(G)
+    live_columns = kept_columns if view.rounds is None else view.rounds.live_columns
     m, n = int(live_rows.sum()), int(live_columns.sum())
     eps = torch.finfo(G.dtype if view.rounds is None else view.precision).eps
     large = min(m, n) >= _SKETCHED_FROM and view.rounds is None
-    seen = sketch(G, m, eps, check_time) if large else None
-    if seen is not None and _sketch_is_conclusive(seen, m, n, eps):
+    rounding = rounding_of(view)
+    seen = sketch(G, m, n, eps, check_time) if large else None
+    if seen is not None and _sketch_is_conclusive(seen, m, n, eps, rounding):
         b: int | None = seen.rank
         rank = seen.rank
         s, U, outside = seen.values, seen.left[live_rows], seen.outside
     else:
-        U, s = left_factor(G, live_rows, check_time)
+        U, s = left_factor(G, live_rows, kept_columns, check_time)
         shown = len(s)
         beyond = _beyond_basis(view, live_rows)  # (m,)
         if view.rounds is None:
-            b = batch_size_from(s, m, n, eps)
+            b = batch_size_from(s, m, n, eps, rounding)
         else:
             b = view.rounds.batch_size
             s = with_unseen(s, float(beyond.square().sum()), min(m, n))
@@ -450,7 +463,9 @@ def _rows_with_signal(left: Tensor, values: Tensor, noise: float, live_rows: Ten
     return with_signal
 
 
-def _sketch_is_conclusive(seen: Sketch, m: int, n: int, eps: float) -> bool:
+def _sketch_is_conclusive(
+    seen: Sketch, m: int, n: int, eps: float, rounding: Rounding = NO_ROUNDING
+) -> bool:
     """Would the whole spectrum give the same batch size as the sketch?
 
     Samples fainter than the gap could hide behind it, if there are more than the sketch has columns
@@ -459,10 +474,10 @@ def _sketch_is_conclusive(seen: Sketch, m: int, n: int, eps: float) -> bool:
     """
     b = seen.rank
     rest = float(seen.outside.norm())
-    rounding = rest <= 2 * eps * float(seen.values.norm())
+    only_rounding = rest <= 2 * eps * float(seen.values.norm())
     edge = rest / math.sqrt((m - b) * (n - b)) * (math.sqrt(m - b) + math.sqrt(n - b))
-    quiet = rounding or float(seen.values[b]) <= 1.1 * edge
-    return quiet and batch_size_from(seen.values, m, n, eps) == b
+    quiet = only_rounding or float(seen.values[b]) <= 1.1 * edge
+    return quiet and batch_size_from(seen.values, m, n, eps, rounding) == b
 
 
 def _noise(s: Tensor, outside: Tensor, b: int, m: int, n: int) -> tuple[float, float]:

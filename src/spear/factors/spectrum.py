@@ -2,20 +2,88 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from spear.factors.streaming import noise_floor
-from spear.tolerances import MIN_ROUNDINGS_ABOVE
+from spear.factors.streaming import double, noise_floor
+from spear.tolerances import MIN_ROUNDINGS_ABOVE, ROUNDING_VARIANCE
+from spear.update import LayerUpdate
 
 _MIN_SAMPLE_GAP = 1.05  # times the next value: 1.01 is usual from one value of noise to the next
 
 
-def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
+# Expected to measured energy of rounding, either way: 0.6 to 1.3 for weights subtracted (bags of words
+# at rates of 1e-5 to 0.1), up to 2 where the client's own sums add to it.
+_SIMILAR_ENERGY = 4.0
+_ENTRIES_AT_ONCE = 1 << 21  # 16 MB in float64
+
+
+class Rounding(NamedTuple):
+    """What rounding, and nothing else, puts into an update of which m x n entries are live."""
+
+    edge: float  # largest singular value
+    energy: float  # sum of all squared ones
+
+    def level(self, s: Tensor, m: int, n: int) -> float:
+        """The edge, if the spectrum shows such rounding; 0 if the numbers were not rounded after all.
+
+        Numbers that need fewer digits are exact, and so may be a difference that was never weights.
+        """
+        k = int((s > self.edge).sum())
+        return self.edge if self._share(s, k, m, n) >= 1 / _SIMILAR_ENERGY else 0.0
+
+    def rank(self, s: Tensor, m: int, n: int) -> int | None:
+        """How many values stand out, if all others are this rounding and nothing is in between."""
+        k = int((s >= MIN_ROUNDINGS_ABOVE * self.edge).sum())
+        if k == len(s) or float(s[k]) > MIN_ROUNDINGS_ABOVE / 2 * self.edge:
+            return None
+        explained = 1 / _SIMILAR_ENERGY <= self._share(s, k, m, n) <= _SIMILAR_ENERGY
+        return k if explained else None
+
+    def _share(self, s: Tensor, k: int, m: int, n: int) -> float:
+        """Energy from the k-th value on, relative to what rounding would have there."""
+        expected = self.energy * (m - k) * (n - k) / (m * n)
+        return float(s[k:].square().sum()) / expected if expected else math.inf
+
+
+NO_ROUNDING = Rounding(0.0, 0.0)
+
+
+def rounding_of(view: LayerUpdate) -> Rounding:
+    """The rounding of a gradient's entries, and of the weights it is the difference of.
+
+    An entry has an error of ulp^2 / 12 in the mean square: ulp(G) as it was sent and, if weights were
+    subtracted, ulp(W) over the learning rate, wherever anything changed. The largest singular value of
+    independent errors is at most the length of the loudest row plus that of the loudest column, and
+    little less (Bandeira and van Handel, 2016). The client's own sums add more.
+    """
+    G, W, rate = view.weight_grad.detach(), view.weight.detach(), view.protocol.rate
+    own, before = torch.finfo(G.dtype).eps, torch.finfo(W.dtype).eps / rate * view.trained
+    columns, loudest, energy = 0.0 * double(G[0]), 0.0, 0.0
+    step = max(1, _ENTRIES_AT_ONCE // G.shape[1])
+    for gradient, weight in zip(torch.split(G, step), torch.split(W, step), strict=True):
+        errors = (own * double(gradient)).square_()  # (rows, n)
+        if before:
+            errors += (before * double(weight)).square_() * (errors > 0)
+        rows = errors.sum(1)
+        columns += errors.sum(0)
+        loudest, energy = max(loudest, float(rows.max())), energy + float(rows.sum())
+    edge = math.sqrt(loudest) + math.sqrt(float(columns.max()))
+    return Rounding(math.sqrt(ROUNDING_VARIANCE) * edge, ROUNDING_VARIANCE * energy)
+
+
+def batch_size_from(
+    s: Tensor, m: int, n: int, eps: float, rounding: Rounding = NO_ROUNDING
+) -> int | None:
     """The numerical rank of an m x n matrix from all its singular values s; None without a gap.
 
     A clean update falls by orders of magnitude after its last sample. A noisy one ends in the bulk of a
-    random matrix, whose largest singular value is sigma (sqrt m + sqrt n).
+    random matrix, whose largest singular value is sigma (sqrt m + sqrt n). Whatever follows a value
+    that rounding alone explains, that value is no sample: rounding that keeps to some rows or columns
+    (inputs that are multiples of each other, as word counts are) has a gap of its own.
     """
     r = len(s)
     if r == 0 or float(s[0]) == 0:
@@ -32,13 +100,14 @@ def batch_size_from(s: Tensor, m: int, n: int, eps: float) -> int | None:
     # further.
     median = s[(positions + r) // 2]  # of s_i, s_i+1, ...: they are sorted
     quiet = (s[1:] <= 10 * edge[1:]) & (s[1:] <= 1000 * median[1:].clamp_min(floor))
-    clean = torch.where(quiet, drop, 0.0)  # values below the floor drop no further
+    # Values below the floor drop no further.
+    clean = torch.where(quiet & (s[:-1] > rounding.level(s, m, n)), drop, 0.0)
     gaps = torch.nonzero(clean >= 100).flatten()
     if len(gaps):
         return int(gaps[-1]) + 1
-    gaussian = _gaussian_from(s, edge, m, n)
-    if gaussian is not None:
-        return gaussian
+    for known in (_gaussian_from(s, edge, m, n), rounding.rank(s, m, n)):
+        if known is not None:
+            return known
     # Other noise keeps to the edge as well, and samples stand out from it; a spectrum that merely
     # levels off is a batch as large as the layer. A fifth of the spectrum has to show the noise.
     shown = r - max(3, r // 5)

@@ -53,16 +53,19 @@ class Sketch:
         return self.left.shape[1]
 
 
-def sketch(G: Tensor, rows: int, eps: float, check_time: CheckTime = go_on) -> Sketch | None:
+def sketch(
+    G: Tensor, rows: int, columns: int, eps: float, check_time: CheckTime = go_on
+) -> Sketch | None:
     """The part of G before its last gap; None if a third of the spectrum shows no gap.
 
     Args:
         G: (m, n).
         rows: how many of its rows are not zero.
+        columns: how many of its columns are not.
         eps: rounding of the update's own dtype; what lies a thousand times below it is no gap.
         check_time: called between blocks of columns; raises to stop.
     """
-    Q = _range(G, eps, min(rows, G.shape[1]) // _SKETCH_FRACTION, check_time)
+    Q = _range(G, eps, min(rows, columns) // _SKETCH_FRACTION, check_time)
     if Q is None:
         return None
     blocks = (Q.T @ block for _, block in column_blocks(G, check_time=check_time))
@@ -75,7 +78,7 @@ def sketch(G: Tensor, rows: int, eps: float, check_time: CheckTime = go_on) -> S
     outside = torch.zeros(len(G), dtype=torch.float64, device=left.device)
     for _, block in column_blocks(G, check_time=check_time):
         outside += (block - left @ (left.T @ block)).square().sum(1)
-    unseen = min(rows, G.shape[1]) - len(s)
+    unseen = min(rows, columns) - len(s)
     rest = (outside.sum() - s[rank:].square().sum()).clamp_min(0) / unseen
     noise = torch.cat([s[rank:], rest.sqrt().expand(unseen)]).sort(descending=True).values
     return Sketch(left, torch.cat([leading, noise]), outside.sqrt())
@@ -140,31 +143,36 @@ def with_unseen(s: Tensor, energy: float, count: int) -> Tensor:
 
 
 def left_factor(
-    G: Tensor, live_rows: Tensor, check_time: CheckTime = go_on
+    G: Tensor, live_rows: Tensor, live_columns: Tensor, check_time: CheckTime = go_on
 ) -> tuple[Tensor, Tensor]:
-    """U and S of the live rows, by QR of blocks (TSQR): never squares the condition number.
+    """U (m, r) and S (r,) of the live part (m, n), r = min(m, n), by QR of blocks (TSQR).
 
-    Only a triangle of the smaller dimension is kept from block to block.
+    That never squares the condition number, and only a triangle of the smaller dimension is kept from
+    block to block. Empty rows and columns are left out: the exact zeros that they would add to S look
+    like the end of a spectrum, far below the rounding of an update.
     """
-    m = int(live_rows.sum())
+    m, n = int(live_rows.sum()), int(live_columns.sum())
     if not m:
         return torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
     began = monotonic()
-    if m <= G.shape[1]:
+    if m <= n:
         width = max(m, _BLOCK // m)
-        blocks = (block[live_rows] for _, block in column_blocks(G, width, check_time))
+        blocks = (
+            block[live_rows][:, live_columns[columns]]
+            for columns, block in column_blocks(G, width, check_time)
+        )
         triangle = _triangle(blocks, m, width)
         check_time(_SVD_BLOCKS * (monotonic() - began) / -(-G.shape[1] // width))
         U, s, _ = torch.linalg.svd(triangle.T, full_matrices=False)
         return U, s
-    n = G.shape[1]
+    kept = live_columns.to(G.device)
     width = max(n, _BLOCK // n)
-    everything = (block for _, block in column_blocks(G.T, width, check_time))
+    everything = (double(rows[:, kept]).T for rows in torch.split(G, width))
     triangle = _triangle(everything, n, width)
     check_time(_SVD_BLOCKS * (monotonic() - began) / -(-len(G) // width))
     _, s, Vt = torch.linalg.svd(triangle, full_matrices=False)
     step = max(1, _BLOCK // n)
-    left = torch.cat([double(rows) @ Vt.T for rows in torch.split(G, step)])[live_rows]
+    left = torch.cat([double(rows[:, kept]) @ Vt.T for rows in torch.split(G, step)])[live_rows]
     return torch.linalg.qr(left).Q, s  # G V, sorted from loud to quiet: orthonormalised, it is U
 
 
