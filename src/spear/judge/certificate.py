@@ -294,6 +294,12 @@ def _of_training(found: Recovered, loss: Loss | None) -> Certificate:
     retrained = retrain(found, loss)
     told = found.view.samples
     nothing = isinstance(retrained, Declined) or not bool(retrained.matched.any())
+    if nothing and told is not None and found.b > told and not found.view.reads_data:
+        words = (
+            f"{found.b} inputs of the layer show, and {told} samples were told: the layers before it were "
+            "trained as well, so that every local step gave it other inputs"
+        )
+        return _unproved(found, Cause.TRAINING, (words,))
     if nothing and told is not None and found.b > told:
         words = (
             f"{found.b} samples show, and {told} were told. Likely cause: random augmentation, which "

@@ -118,7 +118,7 @@ def of_samples(
     dropped = selection.only_extra_zeros and selection.match < 1
     if selection.match >= LIKELY_MATCH or selection.only_extra_zeros:
         found = "1 sample was found that fits" if b == 1 else f"{b} samples were found that fit"
-        likely = "likely exact" + " but for the scale" * (certificate.cause is Cause.SCALE)
+        likely = _likely(factors, certificate)
         reason = (
             f"{found} the update (lambda {selection.match:.3f}), {likely}, but nothing is proved: "
             f"{first}"
@@ -131,6 +131,15 @@ def of_samples(
         f"no samples were found that fit the update (lambda {selection.match:.3f} at best). {words}"
     )
     return _cannot_tell(why, reason, first, *doubts, *ended.details)
+
+
+def _likely(factors: Factors, certificate: Certificate) -> str:
+    """How near the inputs most likely are, in words."""
+    moved = not (factors.view.reads_data or factors.protocol.one_step)  # from step to step
+    exact = int(certificate.precise.sum()) * (not moved)
+    if exact < factors.b:
+        return f"{exact or 'none'} of them likely exact"
+    return "likely exact" + " but for the scale" * (certificate.cause is Cause.SCALE)
 
 
 def _of_noisy_samples(factors: Factors, certificate: Certificate, inputs: Tensor) -> Verdict:
@@ -210,6 +219,12 @@ def _why_not(factors: Factors, ended: SearchSummary) -> tuple[Cause, str]:
             "layer or a smaller batch would show more"
         )
         return Cause.DROPOUT, words
+    if view.batch_norm:
+        words = (
+            f"Likely cause: batch norm ({view.batch_norm!r}, in train mode) couples the samples of a "
+            "batch, so that none has a gradient of its own"
+        )
+        return Cause.UNFIT, words
     return Cause.UNFIT, _NOT_AS_SAID
 
 
@@ -301,7 +316,7 @@ def _why_no_gap(factors: Factors) -> tuple[Cause, str]:
     """Why the spectrum does not show where the samples end."""
     rounds, smaller = factors.view.rounds, min(factors.m, factors.n)
     told, epochs = factors.view.samples, factors.protocol.epochs or 1
-    if told is not None and told < smaller <= told * epochs:
+    if told is not None and told < smaller <= told * epochs and factors.view.reads_data:
         return Cause.AUGMENTED, (
             f"the difference of the weights shows {smaller} samples or more, and {told} were told. "
             f"Likely cause: random augmentation, which makes {epochs} versions of each in {epochs} "

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from spear.errors import Declined, InvalidOption
+from spear.errors import InvalidOption
 from spear.federated import fitting_loss, mlp, train
 from spear.files import accepts, build_model, load_object, loss_of
 from spear.judge import Loss, Outputs, compares_numbers, logits_of
@@ -209,7 +209,7 @@ def _usual_loss(data: PrivateData, outputs: Outputs, model: nn.Module, inputs: T
     if outputs.main_size > 1 or data.classes > 2:
         return "cross-entropy"
     traced = trace(copy.deepcopy(model).eval())
-    if isinstance(traced, Declined):
+    if not isinstance(traced, nn.Module):
         return "bce"
     count = min(2, len(inputs))
     _, squash = logits_of(traced, lambda net: outputs.matrix(net(inputs[:count]), count))

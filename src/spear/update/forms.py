@@ -109,7 +109,9 @@ def by_name(own: Entries, given: AnyForm, sends: Sends, notes: list[str]) -> dic
     {'bias': tensor([3.])}
     """
     what = _CALLED[sends]
-    named = opened(_named(own, given, sends), notes)
+    named = opened(_named(own, _contents(own, given, notes), sends), notes)
+    if sends == "gradient" and all(_holds_gradient(part) for part in named.values()):
+        named = {name: part.grad for name, part in named.items()}
     names = matched_names(named, {*own.parameters, *own.state, *own.buffers})
     guessed = [(name, target) for name, target in names.items() if _bare(name) != _bare(target)]
     if guessed:
@@ -122,17 +124,39 @@ def by_name(own: Entries, given: AnyForm, sends: Sends, notes: list[str]) -> dic
         if target in own.parameters and named[name] is not None
     }
     missing = [name for name in own.trainable if name not in parts]
-    if sends == "weights" and missing:
-        problems.append(
-            f"the update has no tensor {_some(missing)}: expected the state dict that was sent back"
-        )
-    elif not parts and not problems:
+    if sends == "weights" and missing and parts:  # clients may keep layers to themselves
+        notes.append(f"The update has no {_some(missing)}: taken as not sent.")
+    if not parts and not problems:
         why = ": call loss.backward() before reading p.grad" if sends == "gradient" else ""
         problems.append(f"the update has no {what} of any parameter{why}")
     found = _checked(own, parts, what, problems, notes)
     if problems:
         raise InvalidUpdate(problems)
     return _trained(own, found)
+
+
+def _contents(own: Entries, given: Any, notes: list[str]) -> Any:
+    """What a client sends beside numbers: (samples, weights), or a list that holds one flat vector."""
+    if not isinstance(given, tuple | list) or len(given) in map(len, own.orders.values()):
+        return given
+    if _is_pair(given[0] if given else None):
+        return given
+    beside = numbers.Real | str | None
+    held = [item for item in given if not isinstance(item, beside) and not _is_metrics(item)]
+    if len(held) != 1:
+        return given
+    if len(given) > 1:
+        notes.append("The update came with other values, such as a number of samples: left out.")
+    return held[0]
+
+
+def _is_metrics(item: object) -> bool:
+    return isinstance(item, Mapping) and not any(_is_array(value) for value in item.values())
+
+
+def _holds_gradient(part: object) -> bool:
+    """Is it a parameter whose gradient is what counts?"""
+    return isinstance(part, nn.Parameter) and part.grad is not None
 
 
 def state_of(given: object, notes: list[str]) -> dict[str, Tensor]:

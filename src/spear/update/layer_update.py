@@ -148,10 +148,18 @@ class LayerUpdate:
     @property
     def idle_dropout(self) -> str:
         """The name of a dropout in the model that is switched off, as in eval mode; empty without."""
+        dropouts = self._modules_of(nn.modules.dropout._DropoutNd, training=False)
+        return next((name for name, module in dropouts if module.p), "")
+
+    @property
+    def batch_norm(self) -> str:
+        """The name of a batch norm in the model that is in train mode; empty without."""
+        norms = self._modules_of(nn.modules.batchnorm._BatchNorm, training=True)
+        return next((name for name, _ in norms), "")
+
+    def _modules_of(self, kind: type[nn.Module], *, training: bool) -> list[tuple[str, Any]]:
         modules = self.model.named_modules() if self.model is not None else ()
-        kind = nn.modules.dropout._DropoutNd
-        idle = (n for n, m in modules if isinstance(m, kind) and not m.training and m.p > 0)
-        return next(idle, "")
+        return [(n, m) for n, m in modules if isinstance(m, kind) and m.training == training]
 
     @property
     def samples(self) -> int | None:
