@@ -296,8 +296,8 @@ def _of_training(found: Recovered, loss: Loss | None) -> Certificate:
     nothing = isinstance(retrained, Declined) or not bool(retrained.matched.any())
     if nothing and told is not None and found.b > told and not found.view.reads_data:
         words = (
-            f"{found.b} inputs of the layer show, and {told} samples were told: the layers before it were "
-            "trained as well, so that every local step gave it other inputs"
+            f"{found.b} inputs of the layer show, and {told} samples were told: the layers before it "
+            "were trained as well, so that every local step gave it other inputs"
         )
         return _unproved(found, Cause.TRAINING, (words,))
     if nothing and told is not None and found.b > told:
