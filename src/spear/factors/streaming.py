@@ -154,14 +154,14 @@ def left_factor(
         width = max(m, _BLOCK // m)
         blocks = (block[live_rows] for _, block in column_blocks(G, width, check_time))
         triangle = _triangle(blocks, m, width)
-        check_time(_SVD_BLOCKS * (monotonic() - began) / -(-G.shape[1] // width))
+        check_time(_SVD_BLOCKS * (monotonic() - began) / math.ceil(G.shape[1] / width))
         U, s, _ = torch.linalg.svd(triangle.T, full_matrices=False)
         return U, s
     n = G.shape[1]
     width = max(n, _BLOCK // n)
     everything = (block for _, block in column_blocks(G.T, width, check_time))
     triangle = _triangle(everything, n, width)
-    check_time(_SVD_BLOCKS * (monotonic() - began) / -(-len(G) // width))
+    check_time(_SVD_BLOCKS * (monotonic() - began) / math.ceil(len(G) / width))
     _, s, Vt = torch.linalg.svd(triangle, full_matrices=False)
     step = max(1, _BLOCK // n)
     left = torch.cat([double(rows) @ Vt.T for rows in torch.split(G, step)])[live_rows]
@@ -198,15 +198,18 @@ def column_blocks(
 ) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of columns in float64, a few megabytes each, all in the same memory.
 
-    The time is checked between two of them, so what is small is always finished.
+    The time is checked between two of them, so what is small is always finished. The next block takes
+    about as long as the last one.
     """
     width = min(G.shape[1], width or max(1, _BLOCK // len(G)))
     device = working_device(G.device)
     buffer = torch.empty(len(G), width, dtype=torch.float64, device=device)
+    began = monotonic()
     for start in range(0, G.shape[1], width):
         columns = slice(start, min(start + width, G.shape[1]))
         if start:
-            check_time()
+            check_time(monotonic() - began)
+        began = monotonic()
         yield columns, buffer[:, : columns.stop - start].copy_(G.detach()[:, columns])
 
 
