@@ -162,14 +162,14 @@ def left_factor(
             for columns, block in column_blocks(G, width, check_time)
         )
         triangle = _triangle(blocks, m, width)
-        check_time(_SVD_BLOCKS * (monotonic() - began) / -(-G.shape[1] // width))
+        check_time(_SVD_BLOCKS * (monotonic() - began) / math.ceil(G.shape[1] / width))
         U, s, _ = torch.linalg.svd(triangle.T, full_matrices=False)
         return U, s
     kept = live_columns.to(G.device)
     width = max(n, _BLOCK // n)
     everything = (double(rows[:, kept]).T for rows in torch.split(G, width))
     triangle = _triangle(everything, n, width)
-    check_time(_SVD_BLOCKS * (monotonic() - began) / -(-len(G) // width))
+    check_time(_SVD_BLOCKS * (monotonic() - began) / math.ceil(len(G) / width))
     _, s, Vt = torch.linalg.svd(triangle, full_matrices=False)
     step = max(1, _BLOCK // n)
     left = torch.cat([double(rows[:, kept]) @ Vt.T for rows in torch.split(G, step)])[live_rows]
@@ -206,15 +206,18 @@ def column_blocks(
 ) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of columns in float64, a few megabytes each, all in the same memory.
 
-    The time is checked between two of them, so what is small is always finished.
+    The time is checked between two of them, so what is small is always finished. The next block takes
+    about as long as the last one.
     """
     width = min(G.shape[1], width or max(1, _BLOCK // len(G)))
     device = working_device(G.device)
     buffer = torch.empty(len(G), width, dtype=torch.float64, device=device)
+    began = monotonic()
     for start in range(0, G.shape[1], width):
         columns = slice(start, min(start + width, G.shape[1]))
         if start:
-            check_time()
+            check_time(monotonic() - began)
+        began = monotonic()
         yield columns, buffer[:, : columns.stop - start].copy_(G.detach()[:, columns])
 
 
