@@ -20,7 +20,7 @@ from spear.federated.privacy import Privacy, noise_of
 from spear.report import Level
 from spear.update import Protocol
 from support.command_line import in_this_process
-from support.planted import plant, worst_error
+from support.planted import module, plant, worst_error
 
 ROOT = Path(__file__).parents[2]
 N, M, B, CLASSES = 60, 120, 8, 10
@@ -449,3 +449,24 @@ def test_files_without_a_model(tmp_path):
     (tmp_path / "net.py").write_text(NET)
     with pytest.raises(InvalidFile):
         check_files(CheckFiles(f"{tmp_path}/net.py:net", weights))
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        lambda o: o.squeeze(),
+        lambda o: o[:, 0],
+        lambda o: torch.sigmoid(o).view(-1),
+        lambda o: {"features": 2 * o, "out": o.squeeze()},
+    ],
+)
+@pytest.mark.parametrize("told", [{"samples": 6}, {"samples": 1}, {"samples": 6, "clip": 1.0}])
+def test_models_that_squeeze_their_output_are_rehearsed(tail, told):
+    torch.manual_seed(0)
+    model = module(
+        lambda self, x: tail(self.head(torch.relu_(self.fc(x)))),
+        fc=nn.Linear(N, M),
+        head=nn.Linear(M, 1),
+    )
+    found = judged(model, seconds=5, **told)
+    assert found.verdict is Exposure.EXPOSED, found.headline

@@ -503,3 +503,37 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, case):
     assert (
         "Traceback" in run("--debug", "--weights", weights, "--update", tmp_path / "no.pt").stderr
     )
+
+
+NETS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.head = nn.Linear(40, 60), nn.Linear(60, 1)
+
+    def forward(self, x):
+        return {"out": self.head(torch.relu_(self.fc(x))).squeeze()}
+
+def loss(outputs, targets):
+    return nn.functional.binary_cross_entropy_with_logits(outputs["out"], targets)
+"""
+
+
+@pytest.mark.parametrize("named", [(), ("--loss", "bce"), ("--loss", "nets.py:loss")])
+def test_squeezed_outputs_and_losses_of_their_own(tmp_path, named):
+    (tmp_path / "nets.py").write_text(NETS)
+    torch.manual_seed(0)
+    net = build_model(f"{tmp_path / 'nets.py'}:Net")
+    x, y = torch.randn(5, 40), torch.tensor([0, 1, 1, 0, 1])
+    loss = load_object(f"{tmp_path / 'nets.py'}:loss")
+    save(tmp_path / "w.pt", net.state_dict())
+    save(tmp_path / "g.pt", fedsgd(net, x, y.float(), loss))
+    words = ("--model", "nets.py:Net", "--weights", "w.pt", "--update", "g.pt", *named)
+    told = run(*words, "--json", "found.json", cwd=tmp_path)
+    assert told.returncode == 20, told.stdout + told.stderr
+    finding = spear.load(tmp_path / "found.json").findings[0]
+    nearest = torch.cdist(finding.inputs.double(), x.double()).argmin(1)
+    assert torch.equal(finding.labels, y[nearest])

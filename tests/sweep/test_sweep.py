@@ -24,9 +24,10 @@ from spear.sweep.running import sweep
 from spear.sweep.setting import Setting
 from spear.sweep.subject import Subject
 from spear.sweep.trial import attacked, is_clear
-from spear.sweep.utility import Training, too_small
+from spear.sweep.utility import Training, too_small, trained
 from spear.trials import Row, Status
 from support.command_line import in_this_process
+from support.planted import module
 
 QUICK = Training(rounds=12, seeds=2)
 
@@ -454,3 +455,46 @@ def test_the_command(tmp_path):
     assert bad.returncode == 2
     assert "expected a list such as 8,16,32" in bad.stderr
     assert "Traceback" not in bad.stderr
+
+
+def ends_in(tail, outputs):
+    torch.manual_seed(0)
+    return module(
+        lambda self, x: tail(self.head(torch.relu(self.fc(x)))),
+        fc=nn.Linear(30, 60),
+        head=nn.Linear(60, outputs),
+    )
+
+
+@pytest.mark.parametrize(
+    ("tail", "outputs", "loss", "targets"),
+    [
+        (lambda o: o.squeeze(), 1, None, 2),
+        (lambda o: o.view(-1), 1, "mse", 2),
+        (lambda o: torch.sigmoid(o)[:, 0], 1, None, 2),
+        (lambda o: o.squeeze(1), 1, None, None),
+        (lambda o: {"out": o, "probs": o.softmax(1)}, 3, None, 3),
+        (lambda o: o, 3, "mse", 3),
+        (lambda o: o, 3, "bce", 3),
+        (lambda o: o.softmax(1), 3, "torch.nn:NLLLoss", 3),
+    ],
+)
+def test_whatever_the_model_returns_is_attacked_and_trained(tail, outputs, loss, targets):
+    x, y = numbers(classes=targets or 2)
+    y = y if targets else x[:, 0].clone()
+    subject = Subject(lambda: ends_in(tail, outputs), PrivateData("numbers", x, y), loss)
+    for setting in (Setting(samples=4), Setting(samples=1), Setting(samples=4, clip=1.0)):
+        found = attacked(subject, setting, 0, max_seconds=5)
+        assert float(found.score.psnr.min()) > 60, setting
+    measured = trained(subject, Setting(samples=8), 0, Training(rounds=60, seeds=1))
+    better = measured.metrics["quality"] < 1 if targets is None else None
+    assert better or measured.metrics["quality"] > 1 / targets
+
+
+def test_probabilities_are_trained_as_such():
+    x, y = numbers(classes=2)
+    subject = Subject(lambda: ends_in(torch.sigmoid, 1), PrivateData("numbers", x, y))
+    fitted = subject.fitted(subject.build(None, 0))
+    assert isinstance(fitted.told, nn.BCELoss)
+    outputs = torch.tensor([[0.4], [0.6]])
+    assert fitted.predicted(outputs, 2).tolist() == [0, 1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -54,22 +56,19 @@ def fitting_loss(model: nn.Module, inputs: Tensor, loss: Loss) -> Loss:
     probe = copy.deepcopy(model)  # batch norm keeps count of what it sees
     few = inputs[:5].repeat(5, *[1] * (inputs.ndim - 1))
     with torch.no_grad():
-        outputs = Outputs(probe(few[:2]), whole=True)
-        rows = outputs.matrix(probe(few[: outputs.a_few]), outputs.a_few)
-    by_class: list[Criterion] = []
+        two = probe(few[:2])
+        count = Outputs(two, whole=False).a_few
+        several = probe(few[:count])
+    for whole in (True, False):  # it may take the main tensor only
+        outputs = Outputs(two, whole=whole)
+        with contextlib.suppress(Exception):  # the user's loss may raise anything
+            criterion = Criterion(loss, outputs, None, outputs.matrix(several, count))
+            return functools.partial(_on_rows, criterion)
+    return loss  # which says itself what is wrong
 
-    def fitted(given: Any, targets: Tensor) -> Tensor:
-        rows_given = outputs.matrix(given, len(targets))
-        if not targets.is_floating_point():
-            if not by_class:
-                by_class.append(Criterion(loss, outputs, None, rows))
-            return by_class[0](rows_given, targets)
-        main = outputs.main(rows_given)
-        same = targets.numel() == main.numel()
-        targets = targets.to(main).reshape(main.shape) if same else targets
-        return loss(outputs.structure(rows_given), targets)
 
-    return fitted
+def _on_rows(criterion: Criterion, outputs: Any, targets: Tensor) -> Tensor:
+    return criterion(criterion.outputs.matrix(outputs, len(targets)), targets)
 
 
 def clipped_gradient(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from spear.tolerances import REPLAY_LIMIT
 from spear.update import Squash, without_squash
@@ -220,12 +221,14 @@ class Criterion:
         self._cast = self._first_that_runs(rows)
 
     def __call__(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """The loss of rows (k, columns) with labels (k,), a sum or mean over them."""
+        """The loss of rows (k, columns) with labels (k,), or numbers; a sum or mean over rows."""
         return self._with(self._cast, rows, labels)
 
     def _with(self, cast: Cast, rows: Tensor, labels: Tensor) -> Tensor:
         rows = rows if self.squash is None else self.squash(rows)
-        targets = cast(labels, self.outputs.main(rows))
+        main = self.outputs.main(rows)
+        numbers = labels.is_floating_point() and labels.numel() == main.numel()
+        targets = labels.to(main).reshape(main.shape) if numbers else cast(labels, main)
         return self.loss(self.outputs.structure(rows), targets).sum()
 
     def _first_that_runs(self, rows: Tensor) -> Cast:
@@ -246,7 +249,7 @@ class Criterion:
 
     def _keeps_rows_apart(self, cast: Cast, rows: Tensor) -> bool:
         labels = torch.arange(len(rows), device=rows.device) % 2
-        with torch.enable_grad():
+        with torch.enable_grad(), TorchGuard():
             leaf = rows.detach().requires_grad_()
             (together,) = torch.autograd.grad(self._with(cast, leaf, labels), leaf)
             each = [self._with(cast, leaf[i : i + 1], labels[i : i + 1]) for i in range(len(rows))]
@@ -276,3 +279,65 @@ def _like_outputs(labels: Tensor, outputs: Tensor) -> Tensor:
 
 def _numbers(labels: Tensor, outputs: Tensor) -> Tensor:
     return labels.to(outputs)
+
+
+_COMPARING = {
+    functional.mse_loss,
+    functional.l1_loss,
+    functional.smooth_l1_loss,
+    functional.huber_loss,
+    functional.kl_div,
+    functional.poisson_nll_loss,
+}
+# Parts of the names of functions that draw random numbers; one name too many does no harm.
+_RANDOM = (
+    *("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "binomial", "rrelu"),
+    *("uniform", "exponential", "geometric", "cauchy", "gumbel", "fractional", "sample"),
+)
+
+
+class TorchGuard(TorchFunctionMode):
+    """Refuses targets of another shape than the outputs, and leaves the global random state alone.
+
+    Torch only warns of a target's shape and then computes another loss; here it raises. The random
+    state is restored only if numbers were drawn: other threads may be drawing from it.
+
+    >>> with TorchGuard():
+    ...     functional.mse_loss(torch.zeros(2, 1), torch.zeros(2))
+    Traceback (most recent call last):
+    ValueError: expected a target of the output's shape (2, 1), got (2,)
+    >>> before = torch.get_rng_state()
+    >>> with TorchGuard():
+    ...     noise = torch.randn(3)
+    >>> torch.equal(before, torch.get_rng_state())
+    True
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state: Tensor | None = None
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options, name = kwargs or {}, getattr(func, "__name__", "")
+        if func in _COMPARING:
+            given = [*args, *(options[key] for key in ("input", "target") if key in options)]
+            outputs, targets = given[0].shape, given[1].shape
+            if outputs != targets:
+                raise ValueError(
+                    f"expected a target of the output's shape {tuple(outputs)}, got {tuple(targets)}"
+                )
+        drawing = options.get("generator") is None and any(part in name for part in _RANDOM)
+        if drawing and self._state is None:
+            self._state = torch.get_rng_state()
+        return func(*args, **options)
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self._state is not None:
+            torch.set_rng_state(self._state)

@@ -11,17 +11,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from spear.errors import Declined
 from spear.judge.layer import Part, Recovered
@@ -29,6 +27,7 @@ from spear.judge.losses import (
     Criterion,
     Loss,
     Outputs,
+    TorchGuard,
     compares_numbers,
     in_double,
     is_binary,
@@ -262,7 +261,7 @@ class Replay:
         part: Part,
     ) -> None:
         factors, selection = found.factors, found.selection
-        self.factors, self.network, self.part = factors, network, part
+        self.factors, self.part = factors, part
         rows, some = part.rows, part.samples
         self.bias = factors.bias[rows]
         self.Z = found.Z[some][:, rows].clone()  # (b, m)
@@ -282,11 +281,16 @@ class Replay:
         self.sample_tolerance = MARGIN * (noise + relative_error)  # (b,)
         self.relative_error = relative_error.clamp_min(part.eps)
         self.loss = usual_loss if loss is None else loss
-        self._read_outputs(told=self.loss not in (usual_loss, negative_probability))
-        # Cross-entropy is one of logits, whether or not the model turns them into probabilities.
-        squash = None if loss is None else self.squash
-        few = self._a_few_outputs(self.network)
-        self.criterion = Criterion(self.loss, self.structure, squash, few)
+        self._on_logits = loss is None
+        with torch.no_grad():
+            two = network(self.Z[:1].repeat(2, 1))
+        try:
+            told = self.loss not in (usual_loss, negative_probability)
+            self._read_outputs(network, two, whole=told)
+        except Exception:  # a loss that was told may take the main tensor only
+            if isinstance(two, Tensor):
+                raise
+            self._read_outputs(network, two, whole=False)
 
     @staticmethod
     def prepare(
@@ -347,17 +351,18 @@ class Replay:
         """Are there gradients of later layers at all?"""
         return any(n in self.part.others for n, _ in self.network.named_parameters())
 
-    def _read_outputs(self, *, told: bool) -> None:
+    def _read_outputs(self, network: nn.Module, two: object, *, whole: bool) -> None:
         """See what the network returns, and count a sigmoid or softmax at its end to the loss.
 
-        A loss that was told may use all that the network returns, others use the main tensor. Up to
-        the logits, outputs are linear in z within a ReLU pattern.
+        Up to the logits, outputs are linear in z within a ReLU pattern. Cross-entropy is one of logits,
+        whether or not the model turns them into probabilities.
         """
-        with torch.no_grad():
-            self.structure = Outputs(self.network(self.Z[:1].repeat(2, 1)), whole=told)
-        self.network, self.squash = logits_of(self.network, self._a_few_outputs)
-        self.outputs = self._a_few_outputs(self.network).shape[1]
-        self.classes = max(2, self.structure.main_size)
+        self.structure = Outputs(two, whole=whole)
+        self.network, self.squash = logits_of(network, self._a_few_outputs)
+        few = self._a_few_outputs(self.network)
+        self.outputs, self.classes = few.shape[1], max(2, self.structure.main_size)
+        squash = None if self._on_logits else self.squash
+        self.criterion = Criterion(self.loss, self.structure, squash, few)
 
     def _a_few_outputs(self, network: nn.Module) -> Tensor:
         """A network's outputs (k, outputs) at the first sample, nearer and nearer to the bias."""
@@ -435,6 +440,8 @@ class Replay:
     def labelled(self, kind: LossKind, told: bool, generator: torch.Generator | None) -> Fit:
         """How the loss with labels explains the samples."""
         labels, matched = self.match_labels(generator)
+        if self.outputs == 1:
+            labels = torch.where(matched, self._labels_by_weight(labels), labels)
         weights = self.joint_weights(self.Z, self.D, labels)
         fit = Fit(self, kind, told, labels, matched, (), weights=weights)
         return self._with_disagreements(fit)
@@ -537,6 +544,16 @@ class Replay:
             self.Z[open_] = torch.where(better[:, None], neighbours, self.Z[open_])
         matched = (residual <= self.tolerance(labels)) & residual.isfinite()
         return self._within_rounding(labels, matched)
+
+    def _labels_by_weight(self, labels: Tensor) -> Tensor:
+        """Labels (b,) with which samples weigh most nearly one, where both have the right sign.
+
+        One output beyond both labels is pulled the same way by either, as squared errors do.
+        """
+        each = torch.stack([torch.zeros_like(labels), torch.ones_like(labels)])  # (2, b)
+        weights = torch.stack([self.joint_weights(self.Z, self.D, some) for some in each])
+        away = weights.clamp_min(0).log().abs()  # infinite for the wrong sign
+        return torch.where(away[0] == away[1], labels, away.argmin(0))
 
     def _within_rounding(self, labels: Tensor, matched: Tensor) -> tuple[Tensor, Tensor]:
         """Match samples that the network is sure of, whose gradient is little more than rounding.
@@ -829,65 +846,3 @@ def _explains(fit: Fit) -> bool:
 def _worth(fit: Fit) -> tuple[bool, int, bool, int]:
     labelled = fit.labels is not None
     return not fit.disagreements, int(fit.matched.sum()), labelled, fit.weighing_alike
-
-
-_COMPARING = {
-    functional.mse_loss,
-    functional.l1_loss,
-    functional.smooth_l1_loss,
-    functional.huber_loss,
-    functional.kl_div,
-    functional.poisson_nll_loss,
-}
-# Parts of the names of functions that draw random numbers; one name too many does no harm.
-_RANDOM = (
-    *("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "binomial", "rrelu"),
-    *("uniform", "exponential", "geometric", "cauchy", "gumbel", "fractional", "sample"),
-)
-
-
-class TorchGuard(TorchFunctionMode):
-    """Refuses targets of another shape than the outputs, and leaves the global random state alone.
-
-    Torch only warns of a target's shape and then computes another loss; here it raises. The random
-    state is restored only if numbers were drawn: other threads may be drawing from it.
-
-    >>> with TorchGuard():
-    ...     functional.mse_loss(torch.zeros(2, 1), torch.zeros(2))
-    Traceback (most recent call last):
-    ValueError: expected a target of the output's shape (2, 1), got (2,)
-    >>> before = torch.get_rng_state()
-    >>> with TorchGuard():
-    ...     noise = torch.randn(3)
-    >>> torch.equal(before, torch.get_rng_state())
-    True
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._state: Tensor | None = None
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        options, name = kwargs or {}, getattr(func, "__name__", "")
-        if func in _COMPARING:
-            given = [*args, *(options[key] for key in ("input", "target") if key in options)]
-            outputs, targets = given[0].shape, given[1].shape
-            if outputs != targets:
-                raise ValueError(
-                    f"expected a target of the output's shape {tuple(outputs)}, got {tuple(targets)}"
-                )
-        drawing = options.get("generator") is None and any(part in name for part in _RANDOM)
-        if drawing and self._state is None:
-            self._state = torch.get_rng_state()
-        return func(*args, **options)
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        if self._state is not None:
-            torch.set_rng_state(self._state)

@@ -157,7 +157,7 @@ class Fitted:
 
     def predicted(self, outputs: object, count: int) -> Tensor:
         """The likeliest classes (count,), from what the model returns."""
-        main = self.outputs.main(self.outputs.matrix(outputs, count)).flatten(1)
+        main = self.outputs.main(self.outputs.matrix(outputs, count)).reshape(count, -1)
         if main.shape[1] > 1:
             return main.argmax(1)
         between = isinstance(self.told, nn.BCELoss) or compares_numbers(self.told)
