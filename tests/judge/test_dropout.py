@@ -28,6 +28,7 @@ PLACES = {
     "module behind": lambda self, x: self.drop(torch.relu(self.first(x))),
     "function before": lambda self, x: F.relu(F.dropout(self.first(x), 0.5, self.training)),
     "function behind": lambda self, x: F.dropout(F.relu(self.first(x)), training=self.training),
+    "channels": lambda self, x: F.dropout2d(F.relu(self.first(x)), 0.5, self.training),
     "untraceable": lambda self, x: F.dropout(
         F.relu(self.first(x)) if x.sum() < 1e9 else x, 0.5, self.training
     ),
@@ -52,6 +53,7 @@ def update(model, b=6, seed=0, outputs=10):
     return x, y, fedsgd(model, x, y)
 
 
+@pytest.mark.filterwarnings("ignore:dropout2d")  # of the client's own run
 @pytest.mark.parametrize("place", PLACES)
 def test_dropout_beside_the_relu_is_recovered_and_proved(place):
     model = dropping(place)

@@ -377,11 +377,14 @@ def _dropouts_beside(node: fx.Node, modules: dict[str, nn.Module]) -> list[fx.No
 def _dropout_rate(node: fx.Node, modules: dict[str, nn.Module]) -> float:
     """The share of values that the node sets to zero at random; 0 if it is no active dropout.
 
-    Alpha dropout sets them to another value, and others drop whole channels.
+    Alpha dropout sets them to another value, and others drop whole samples. Behind a linear layer,
+    `Dropout2d` is dropout: its channels are the neurons.
     """
     if node.op == "call_module":
         module = modules[str(node.target)]
-        return module.p if type(module) is nn.Dropout and module.training else 0.0
+        if not isinstance(module, nn.Dropout | nn.Dropout2d):
+            return 0.0
+        return module.p if module.training else 0.0
     if node.op not in ("call_function", "call_method") or node.target not in DROPOUT_CALLS:
         return 0.0
     given = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs

@@ -24,7 +24,9 @@ from spear.update.shapes import embedding_of, input_shapes
 _PLAIN = (bool, int, float, str, type(None))
 _MOVED = 1e-2  # relative
 _ROWS = 2  # of the made-up input: one row would hide the batch's dimension
-DROPOUT_CALLS = {nn.functional.dropout, torch.dropout, torch.dropout_}
+DROPOUT_CALLS = {
+    *(nn.functional.dropout, nn.functional.dropout2d, torch.dropout, torch.dropout_),
+}
 
 
 @dataclass(frozen=True, eq=False)
