@@ -3,7 +3,7 @@
 from spear.factors.combining import combine
 from spear.factors.factorisation import Factors, Side, factorise
 from spear.factors.penalty import without_penalty
-from spear.factors.spectrum import batch_size_from
+from spear.factors.spectrum import batch_size_from, rounding_of
 
 __all__ = [
     "Factors",
@@ -11,5 +11,6 @@ __all__ = [
     "batch_size_from",
     "combine",
     "factorise",
+    "rounding_of",
     "without_penalty",
 ]

@@ -12,23 +12,15 @@ from enum import Enum
 
 from torch import Tensor
 
-from spear import theory
 from spear.factors import Factors
 from spear.judge.causes import Cause
 from spear.judge.certificate import Certificate
+from spear.judge.failures import inputs_moved, too_narrow, why_no_gap, why_noisy, why_not_found
 from spear.judge.layer import exceeds_noise
 from spear.judge.selection import Selection
-from spear.tolerances import LIKELY_MATCH, MOVED_TOO_FAR, ROWS_PER_SAMPLE
-from spear.update import ENTRYWISE, NOISE_UNITS, LayerUpdate
+from spear.tolerances import LIKELY_MATCH
+from spear.update import ENTRYWISE, LayerUpdate
 
-_NOT_AS_SAID = (
-    "Likely causes: weights of another round than the client's, no ReLU after the layer, an optimiser "
-    "other than SGD, or too few neurons; `spear check` says more"
-)
-_STALE = (
-    "Either the client adds noise (then give sigma=), or these are weights of another round: this does "
-    "not tell whether data leaks"
-)
 _DROPPED = (
     "Many neurons have no gradient although a sample switches them on, as dropout leaves it: give the "
     "model in train mode, or dropout= for a layer given directly"
@@ -81,6 +73,11 @@ class SearchSummary:
     def details(self) -> tuple[str, ...]:
         return f"the search ended: {self.end.value}", *self.remarks
 
+    @property
+    def stopped(self) -> tuple[Cause, str] | None:
+        """Why the search ended before it gave up, if it did, and what to do."""
+        return None if self.end.cause is None else (self.end.cause, _SEARCH_AGAIN[self.end])
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -126,7 +123,7 @@ def of_samples(
         if dropped and certificate.cause is not Cause.SCALE:
             return Verdict(Outcome.APPROXIMATE, Cause.DROPOUT, f"{reason}. {_DROPPED}", (*doubts,))
         return Verdict(Outcome.APPROXIMATE, certificate.cause, reason, tuple(doubts))
-    why, words = _why_not(factors, ended)
+    why, words = why_not_found(factors, ended.stopped)
     reason = (
         f"no samples were found that fit the update (lambda {selection.match:.3f} at best). {words}"
     )
@@ -135,8 +132,7 @@ def of_samples(
 
 def _likely(factors: Factors, certificate: Certificate) -> str:
     """How near the inputs most likely are, in words."""
-    moved = not (factors.view.reads_data or factors.protocol.one_step)  # from step to step
-    exact = int(certificate.precise.sum()) * (not moved)
+    exact = int(certificate.precise.sum()) * (not inputs_moved(factors.view))
     if exact < factors.b:
         return f"{exact or 'none'} of them likely exact"
     return "likely exact" + " but for the scale" * (certificate.cause is Cause.SCALE)
@@ -155,8 +151,8 @@ def _of_noisy_samples(factors: Factors, certificate: Certificate, inputs: Tensor
     reason = (
         f"{noise}, in which the {factors.b} samples drown: errors would be as large as they are"
     )
-    if _may_be_stale(factors.view):
-        return _cannot_tell(Cause.NOISE, f"{reason}. {_STALE}")
+    if why := why_noisy(factors):
+        return _cannot_tell(Cause.NOISE, f"{reason}. {why}")
     return Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
 
 
@@ -192,49 +188,9 @@ def of_no_factors(stopped: SearchEnd) -> Verdict:
 
 def of_no_samples(factors: Factors, ended: SearchSummary) -> Verdict:
     """Fewer than b directions, from which no input could be read."""
-    cause, words = _why_not(factors, ended)
+    cause, words = why_not_found(factors, ended.stopped)
     batch = "1 sample" if factors.b == 1 else f"{factors.b} samples"
     return _cannot_tell(cause, f"no input of {batch} could be read. {words}", *ended.details)
-
-
-def _why_not(factors: Factors, ended: SearchSummary) -> tuple[Cause, str]:
-    """Why the search found no samples, or not all, and what to do."""
-    view, rows = factors.view, int(factors.live_rows.sum())
-    narrow = view.rounds is not None or rows < ROWS_PER_SAMPLE * factors.b
-    moved = local_movement(factors)
-    if moved > MOVED_TOO_FAR:
-        words = (
-            f"The client's local training moved preactivations by {moved:.0%} of their size, so that "
-            "which neurons are off changed on the way: fewer or smaller local steps would show more"
-        )
-        return Cause.MOVED, words
-    if ended.end.cause is not None:
-        again = _SEARCH_AGAIN[ended.end]
-        return ended.end.cause, f"{again}. {_too_narrow(factors)}" if narrow else again
-    if narrow:
-        return Cause.NARROW, _too_narrow(factors)
-    if view.dropout and (1 - view.dropout) * rows < ROWS_PER_SAMPLE * factors.b:
-        words = (
-            f"Dropout of {view.dropout:g} leaves each sample few of the layer's {rows} rows: a wider "
-            "layer or a smaller batch would show more"
-        )
-        return Cause.DROPOUT, words
-    if view.batch_norm:
-        words = (
-            f"Likely cause: batch norm ({view.batch_norm!r}, in train mode) couples the samples of a "
-            "batch, so that none has a gradient of its own"
-        )
-        return Cause.UNFIT, words
-    return Cause.UNFIT, _NOT_AS_SAID
-
-
-def local_movement(factors: Factors) -> float:
-    """How far several local steps moved preactivations, as a share of their size; 0 for one step."""
-    if not factors.trained or factors.protocol.one_step or factors.view.rounds is not None:
-        return 0.0
-    before, after = factors.before_and_after[0]  # (m, b) each
-    size = before.norm(dim=1)[factors.live_rows].clamp_min(1e-300)
-    return float(((after - before).norm(dim=1)[factors.live_rows] / size).median())
 
 
 def of_some_samples(factors: Factors, count: int, ended: SearchSummary) -> Verdict:
@@ -243,112 +199,23 @@ def of_some_samples(factors: Factors, count: int, ended: SearchSummary) -> Verdi
         f"{count} of {factors.b} samples were found and read from the pattern of their zeros alone, so "
         f"they are approximate: exact inputs take all {factors.b}"
     )
-    cause, words = _why_not(factors, ended)
+    cause, words = why_not_found(factors, ended.stopped)
     if cause is Cause.UNFIT:  # most samples are there: it is what it was said to be
-        cause, words = Cause.NARROW, _too_narrow(factors)
+        cause, words = Cause.NARROW, too_narrow(factors)
     return Verdict(Outcome.APPROXIMATE, cause, f"{reason}. {words}", ended.details)
-
-
-def _too_narrow(factors: Factors, samples: int | None = None) -> str:
-    """What would help a layer that does not tell the samples apart, in words."""
-    rounds = factors.view.rounds
-    if rounds is None:
-        if not factors.view.reads_data:
-            return "The layer is too narrow for the batch: attack a wider one"
-        needed = theory.rounds_needed(samples or factors.b, factors.m, inputs=factors.n)
-        several = "several" if needed is None else f"about {max(needed, 2)}"
-        return (
-            "The layer is too narrow for the batch: attack a wider one, or combine "
-            f"{several} rounds of the same data (spear.combine)"
-        )
-    needed = theory.rounds_needed(
-        factors.b,
-        rounds.width,
-        movement=movement(factors),
-        noise=min(factors.relative_noise, 0.5),
-        inputs=factors.n,
-    )
-    if needed is None:
-        return (
-            "The weights hardly move from round to round, so that more rounds add little: attack a "
-            "wider layer, or rounds with a larger learning rate"
-        )
-    if needed > len(rounds):
-        more = needed - len(rounds)
-        return (
-            f"{len(rounds)} rounds are too few for a layer of {rounds.width} neurons: about {more} "
-            f"more would do"
-        )
-    return (
-        "These rounds should hold enough zeros. Likely causes: samples that are nearly alike, weights "
-        "that hardly move or that change most signs in a round, or rounds of other data. More rounds "
-        "may help"
-    )
-
-
-def movement(factors: Factors) -> float:
-    """How far preactivations go from one round to the next, as a share of their size."""
-    rounds = factors.view.rounds
-    assert rounds is not None
-    each = factors.preactivation.view(len(rounds), rounds.width, -1)  # (R, m, b)
-    if len(rounds) < 2:
-        return 0.0
-    steps = (each[1:] - each[:-1]).flatten(1).norm(dim=1)
-    return float((steps / each[:-1].flatten(1).norm(dim=1).clamp_min(1e-300)).median())
 
 
 def of_no_batch(factors: Factors) -> Verdict:
     """The spectrum shows no batch."""
     if factors.batch_size is None:
-        return _cannot_tell(*_why_no_gap(factors))
+        return _cannot_tell(*why_no_gap(factors))
     if not bool(factors.live_rows.any()):
         reason = "the gradient is zero: no sample left a trace in this layer"
         return Verdict(Outcome.FAILED, Cause.NO_GRADIENT, reason, returned=False)
-    if _may_be_stale(factors.view):
-        return _cannot_tell(
-            Cause.NOISE, f"the difference of the weights looks like noise. {_STALE}"
-        )
+    if why := why_noisy(factors):
+        return _cannot_tell(Cause.NOISE, f"the difference of the weights looks like noise. {why}")
     reason = "the gradient is noise: no sample stands out from it"
     return Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
-
-
-def _why_no_gap(factors: Factors) -> tuple[Cause, str]:
-    """Why the spectrum does not show where the samples end."""
-    rounds, smaller = factors.view.rounds, min(factors.m, factors.n)
-    told, epochs = factors.view.samples, factors.protocol.epochs or 1
-    if told is not None and told < smaller <= told * epochs and factors.view.reads_data:
-        return Cause.AUGMENTED, (
-            f"the difference of the weights shows {smaller} samples or more, and {told} were told. "
-            f"Likely cause: random augmentation, which makes {epochs} versions of each in {epochs} "
-            "epochs, too many for the layer: this does not tell whether data leaks"
-        )
-    if rounds is not None:
-        return Cause.NO_GAP, (
-            f"{len(rounds)} rounds of {rounds.width} neurons show no end of the samples, which does "
-            f"not tell whether data leaks. Likely causes: {smaller} samples or more (give more "
-            "rounds), augmentation or changing clients, so that every round has other data, or noise"
-        )
-    if told is not None and told >= smaller:
-        return Cause.NARROW, (
-            f"{told} samples were told, and the layer has {factors.n} inputs and {factors.m} outputs: "
-            f"{smaller} samples or more cannot be told apart. {_too_narrow(factors, told)}"
-        )
-    if factors.trained:
-        return Cause.NO_GAP, (
-            "the difference of the weights shows no samples, which does not tell whether data leaks. "
-            "Likely causes: weights of another round than those the client was sent, "
-            f"{smaller} samples or more, an optimiser other than SGD, or noise"
-        )
-    return Cause.NO_GAP, (
-        "the spectrum shows no gap, which does not tell whether data leaks. Likely causes: a "
-        f"batch of min(m, n) = {smaller} samples or more (attack a wider layer), noise, "
-        "pruning, an optimiser other than SGD, or weights in place of gradients"
-    )
-
-
-def _may_be_stale(view: LayerUpdate) -> bool:
-    """Might the noise be the difference between two rounds' weights, since nobody told of noise?"""
-    return view.trained and not view.protocol.given(*NOISE_UNITS) and not view.protocol.coarse
 
 
 def of_optimiser(view: LayerUpdate) -> Verdict:
