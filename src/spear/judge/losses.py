@@ -152,6 +152,13 @@ class Outputs:
         """Numbers of the main tensor for each sample."""
         return self._sizes[self._own]
 
+    def with_each_as_main(self) -> Iterator[Outputs]:
+        """The same, then with each other tensor as the main one."""
+        for own in sorted(range(len(self._sizes)), key=lambda i: i != self._own):
+            other = copy.copy(self)
+            other._own = own
+            yield other
+
     @property
     def a_few(self) -> int:
         """A number of samples that cannot be taken for a number of classes."""
@@ -223,6 +230,15 @@ class Criterion:
     def __call__(self, rows: Tensor, labels: Tensor) -> Tensor:
         """The loss of rows (k, columns) with labels (k,), or numbers; a sum or mean over rows."""
         return self._with(self._cast, rows, labels)
+
+    def takes_every_label(self, rows: Tensor) -> bool:
+        """Does the loss take as many labels as its main tensor has numbers?"""
+        last = torch.full((len(rows),), max(1, self.outputs.main_size - 1), device=rows.device)
+        try:
+            self(rows, last)
+        except Exception:  # whatever a user's loss raises on a label that it has not
+            return False
+        return True
 
     def _with(self, cast: Cast, rows: Tensor, labels: Tensor) -> Tensor:
         rows = rows if self.squash is None else self.squash(rows)

@@ -360,9 +360,15 @@ class Replay:
         self.structure = Outputs(two, whole=whole)
         self.network, self.squash = logits_of(network, self._a_few_outputs)
         few = self._a_few_outputs(self.network)
-        self.outputs, self.classes = few.shape[1], max(2, self.structure.main_size)
         squash = None if self._on_logits else self.squash
         self.criterion = Criterion(self.loss, self.structure, squash, few)
+        if not self.criterion.takes_every_label(few):  # the loss may be on another tensor
+            others = self.structure.with_each_as_main()
+            tried = (Criterion(self.loss, other, squash, few) for other in others)
+            fitting = (each for each in tried if each.takes_every_label(few))
+            self.criterion = next(fitting, self.criterion)
+            self.structure = self.criterion.outputs
+        self.outputs, self.classes = few.shape[1], max(2, self.structure.main_size)
 
     def _a_few_outputs(self, network: nn.Module) -> Tensor:
         """A network's outputs (k, outputs) at the first sample, nearer and nearer to the bias."""
