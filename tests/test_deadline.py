@@ -5,6 +5,7 @@ deadline, or a Ctrl-C comes. So no test here depends on how fast anything is.
 """
 
 import math
+from contextlib import suppress
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import spear
 import spear.search.deadline
 from spear import Cause, Outcome, Proof
 from spear.federated import fedavg, fedsgd
-from spear.search import CascadeFinder, SamplingFinder
+from spear.search import CascadeFinder, SamplingFinder, TimeIsUp
 from support.planted import plant, small_batch, with_noise
 
 
@@ -140,3 +141,17 @@ def test_ctrl_c_may_come_anywhere(case, monkeypatch):
         if not result.certified.any():
             assert result.cause is Cause.INTERRUPTED
     assert Cause.INTERRUPTED in causes
+
+
+class TooLong(CascadeFinder):
+    """Its next step, it says, takes longer than there is time."""
+
+    def search(self, factors, *, generator, watch):
+        with suppress(TimeIsUp):
+            watch.check(needed=1e9)
+        yield from ()
+
+
+def test_a_search_that_stops_ahead_of_time_ran_out_of_it():
+    result = spear.invert(gradient(), finder=TooLong(), max_seconds=60)
+    assert (result.outcome, result.cause) == (Outcome.INCONCLUSIVE, Cause.TIME)

@@ -103,9 +103,12 @@ def test_a_share_of_the_time_is_kept_for_later():
             watch.check()
     assert not watch.expired
     watch.check()
-    watch.check(needed=10)
-    with pytest.raises(TimeIsUp):
-        watch.check(needed=30)
+    with watch.keeping(0.1):
+        watch.check(needed=5)
+        with pytest.raises(TimeIsUp):
+            watch.check(needed=15)
+        assert watch.expired
+    assert not watch.expired
 
 
 def test_the_watch_keeps_time_and_counts():

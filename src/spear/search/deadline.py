@@ -37,10 +37,9 @@ class Deadline:
     def expired(self) -> bool:
         return self.at is not None and monotonic() >= self.at
 
-    def check(self, needed: float = 0.0) -> None:
-        """Raise `TimeIsUp` if it is, or if what comes next cannot be cut and takes all that is left."""
-        left = self.seconds_left
-        if left is not None and left <= needed:
+    def check(self) -> None:
+        """Raise `TimeIsUp` if it is."""
+        if self.expired:
             raise TimeIsUp
 
     def __reduce__(self) -> tuple[Callable[[float | None], Deadline], tuple[float | None]]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from spear.search.deadline import Deadline
+from spear.search.deadline import Deadline, TimeIsUp
 from spear.search.parallel import ParallelMap, Piece, worth_distributing
 
 T = TypeVar("T")
@@ -39,6 +39,7 @@ class Watch:
     parallel: ParallelMap = field(default_factory=ParallelMap)
     _inner: float = 0.0  # seconds of the stages inside the current one
     _kept: float = 0.0  # share of the time that is kept for what comes after the current stage
+    _too_little: bool = False  # was there less left in it than the next step needs?
 
     @property
     def seconds(self) -> float:
@@ -57,14 +58,17 @@ class Watch:
 
     @property
     def expired(self) -> bool:
-        return self.deadline.expired
+        return self._too_little or self.deadline.expired
 
     def check(self, needed: float = 0.0) -> None:
         """Raise `TimeIsUp` if it is: for loops that have nothing to return before they end.
 
-        Or, before a step that cannot be cut, if it takes all that is left.
+        Or, before a step that cannot be cut, if it takes all that is left; that counts as expired.
         """
-        self.deadline.check(needed)
+        left = self.seconds_left
+        if left is not None and left <= needed:
+            self._too_little = True
+            raise TimeIsUp
 
     @contextmanager
     def keeping(self, share: float) -> Iterator[None]:
@@ -73,7 +77,7 @@ class Watch:
         try:
             yield
         finally:
-            self._kept = before
+            self._kept, self._too_little = before, False
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
