@@ -168,19 +168,25 @@ def test_a_regression_replay_refuses_another_model():
     assert not result.certified.any()
 
 
-@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.functional.mse_loss])
-def test_one_logit_gives_labels_and_one_number_does_not(loss):
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        (nn.BCEWithLogitsLoss(), [0.0, 1.0, 1.0, 0.0, 1.0, 0.0]),
+        (nn.functional.mse_loss, [0.0, 1.0, 1.0, 0.0, 1.0, 0.0]),
+        (nn.functional.mse_loss, [0.2, 0.7, 1.3, -0.2, 1.0, 0.5]),
+    ],
+)
+def test_one_output_gives_labels_if_targets_are_labels(loss, targets):
     model, x, _ = small_batch(b=6, n=40, m=120, classes=1)
-    targets = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 0.0])[:, None]
+    targets = torch.tensor(targets)[:, None]
     gradients = fedsgd(model, x, targets, loss)
     result = spear.invert(spear.observe(model, gradients, samples=6), loss=loss)
     assert result.proof is Proof.REPLAY
     assert relative_error(result.inputs, x) < 1e-4
     untold = spear.invert(spear.observe(model, gradients), loss=loss)
-    if loss is nn.functional.mse_loss:
+    if bool((targets * (1 - targets)).any()):  # numbers
         assert result.labels is None
-        # Two samples are so near their targets that single precision does not give their scale.
-        assert (result.outcome, result.cause) == (Outcome.PARTIAL, Cause.SCALE)
+        assert result.outcome is Outcome.EXACT
         assert untold.outcome is Outcome.APPROXIMATE
         assert "may be several samples in one trace" in untold.explanation
     else:

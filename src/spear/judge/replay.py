@@ -774,6 +774,7 @@ class Replay:
         return noise + eps * float(parameter.detach().norm()) / view.protocol.rate
 
 
+@replaying()
 def fit_losses(
     found: Recovered,
     loss: Loss | None,
