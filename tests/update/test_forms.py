@@ -484,7 +484,12 @@ def test_messages_hold_more_than_the_update():
     planted = plant(3)
     flat = torch.cat([g.flatten() for g in planted.gradients.values()])
     whole = [g.numpy() for g in planted.gradients.values()]
-    for sent in ([flat], (12, flat), (12, planted.gradients), (whole, 12, {"loss": 0.3})):
+    package = {"kept": {"bn.running_mean": np.zeros(3)}, "sent": planted.gradients, "samples": 12}
+    with_loss = (planted.gradients, 12, torch.tensor(0.3))
+    for sent in (
+        *([flat], (12, flat), (12, planted.gradients), (whole, 12, {"loss": 0.3})),
+        *(package, with_loss),
+    ):
         view = observe(planted.model, sent)
         assert torch.equal(view.weight_grad, planted.view.weight_grad)
         assert set(view.others) == set(planted.view.others)

@@ -170,7 +170,24 @@ def scale(found: Recovered, fit: Fit | None) -> Ruling:
         if pinned and fit.agrees and not bool(alone.all()):
             off = torch.stack([fit.alone_off_at(1 + own), fit.alone_off_at(1 - own)])
             alone = alone | (off > 1).all(0)
+    if pinned and not bool(alone.all()):
+        return Ruling(Cause.SCALE, alone | _no_louder(found, alone), _ANY_SCALE, (SCALED_ALIKE,))
     return Ruling(Cause.SCALE, alone & pinned, _ANY_SCALE)
+
+
+def _no_louder(found: Recovered, pinned: Tensor) -> Tensor:
+    """Samples (b,) whose weight and bias gradients are no longer than those of pinned ones.
+
+    A faint sample's own replay is too coarse to show its scale. What scales a sample's weight gradient
+    apart from its bias gradient is clipping of each by its norm, and that touches the loudest first: if
+    louder samples were not scaled apart, this one was not.
+    """
+    if not bool(pinned.any()):
+        return pinned
+    d = (found.factors.L @ found.selection.Q).norm(dim=0)  # (b,): of the bias gradient
+    whole = d * found.selection.C.norm(dim=1)
+    no_louder: Tensor = (d <= d[pinned].max()) & (whole <= whole[pinned].max())
+    return no_louder
 
 
 def _scale_is_identified(fit: Fit, steps: list[Tensor]) -> bool:

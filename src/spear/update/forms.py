@@ -109,7 +109,7 @@ def by_name(own: Entries, given: AnyForm, sends: Sends, notes: list[str]) -> dic
     {'bias': tensor([3.])}
     """
     what = _CALLED[sends]
-    named = opened(_named(own, _contents(own, given, notes), sends), notes)
+    named = opened(_named(own, _contents(own, given, notes), sends), notes, own.parameters)
     if sends == "gradient" and all(_holds_gradient(part) for part in named.values()):
         named = {name: part.grad for name, part in named.items()}
     names = matched_names(named, {*own.parameters, *own.state, *own.buffers})
@@ -141,13 +141,19 @@ def _contents(own: Entries, given: Any, notes: list[str]) -> Any:
         return given
     if _is_pair(given[0] if given else None):
         return given
-    beside = numbers.Real | str | None
-    held = [item for item in given if not isinstance(item, beside) and not _is_metrics(item)]
+    held = [item for item in given if not _is_number(item) and not _is_metrics(item)]
     if len(held) != 1:
         return given
     if len(given) > 1:
         notes.append("The update came with other values, such as a number of samples: left out.")
     return held[0]
+
+
+def _is_number(item: object) -> bool:
+    """Is it a number, a word, or nothing?"""
+    tensor = as_tensor(item)
+    single = tensor is not None and tensor.numel() == 1
+    return single or item is None or isinstance(item, numbers.Real | str)
 
 
 def _is_metrics(item: object) -> bool:
@@ -182,13 +188,20 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def opened(given: Mapping[str, Any], notes: list[str]) -> Mapping[str, Any]:
-    """The state dict in a checkpoint such as {"state_dict": {...}, "epoch": 3}; others as they are."""
+def opened(
+    given: Mapping[str, Any], notes: list[str], parameters: Mapping[str, Tensor] | None = None
+) -> Mapping[str, Any]:
+    """The state dict in a checkpoint such as {"state_dict": {...}, "epoch": 3}; others as they are.
+
+    If several are in it, the one with parameters of the model counts, if they are given.
+    """
     held = [
         name
         for name, value in given.items()
         if isinstance(value, Mapping) and any(_is_array(inner) for inner in value.values())
     ]
+    if len(held) > 1 and parameters is not None:
+        held = [name for name in held if parameters.keys() & given[name].keys()]
     if len(held) != 1 or str(held[0]).endswith("_extra_state"):
         return given
     notes.append(f"A checkpoint was given: its {held[0]!r} was read, and nothing else of it.")
