@@ -24,7 +24,7 @@ from spear.judge.layer import Recovered
 from spear.judge.losses import Loss, compares_numbers
 from spear.judge.replay import Replay, replaying
 from spear.judge.selection import Selection, at_scales
-from spear.tolerances import REPLAY_LIMIT
+from spear.tolerances import EXACT_ERROR, REPLAY_LIMIT
 from spear.update import SoftRelu, soften
 
 _SOFTNESS = (1.0, 0.3, 0.1)  # of the ReLUs, in units of their inputs' error, from coarse to fine
@@ -103,12 +103,14 @@ def _scales_by_direction(replay: Replay) -> tuple[Tensor, Tensor]:
     """Scales (b,) at which the nearest label's gradient points along the recovered one; does it?
 
     The distance falls towards the right scale, but jumps wherever a hidden neuron changes sides: so the
-    best few points of a grid are each looked at closer and closer.
+    best few dips of a grid are each looked at closer and closer. If two of them fit, neither is known.
     """
     grid = torch.linspace(-_OCTAVES, _OCTAVES, 2 * _OCTAVES * _STEPS_PER_OCTAVE + 1).to(replay.Z)
     tried = [replay.nearest_labels(replay.Z * 2**step) for step in grid.tolist()]
     every, off = (torch.stack(part, 1) for part in zip(*tried, strict=True))  # (b, steps)
-    promising = off.topk(_PROMISING, dim=1, largest=False).indices  # (b, k)
+    around = torch.nn.functional.pad(off, (1, 1), value=torch.inf)
+    dips = (off <= around[:, :-2]) & (off <= around[:, 2:])
+    promising = off.masked_fill(~dips, torch.inf).topk(_PROMISING, dim=1, largest=False).indices
     labels, octave = every.gather(1, promising), grid[promising]
     closer = torch.linspace(-1, 1, _ZOOM_POINTS).to(grid) / _STEPS_PER_OCTAVE
     for _ in range(_ZOOMS):
@@ -118,8 +120,9 @@ def _scales_by_direction(replay: Replay) -> tuple[Tensor, Tensor]:
         closer = closer / _ZOOM
     distances = _distances(replay, labels, octave[:, :, None]).squeeze(2)  # (b, k)
     best = distances.min(1)
-    scale = torch.exp2(octave.gather(1, best.indices[:, None])[:, 0])
-    return scale, best.values <= REPLAY_LIMIT
+    found = octave.gather(1, best.indices[:, None])  # (b, 1)
+    other = ((octave - found).abs() > EXACT_ERROR) & (distances <= REPLAY_LIMIT)
+    return torch.exp2(found[:, 0]), (best.values <= REPLAY_LIMIT) & ~other.any(1)
 
 
 def _distances(replay: Replay, labels: Tensor, octaves: Tensor) -> Tensor:
