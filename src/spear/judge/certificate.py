@@ -138,7 +138,6 @@ def _of_one_step(
     return _composed(found, rulings, proof, labels, remark)
 
 
-_NO_BIAS = "are known only up to a factor each, since the layer has no bias"
 _ANY_LOSS = (
     "no known loss explains the update, but a loss with some other gradient at the outputs does: name "
     "the client's loss (loss=) to get labels"
@@ -173,7 +172,7 @@ def _of_the_layer(found: Recovered, fit: Fit | None) -> list[Ruling]:
         "inputs that depend on each other linearly, or the bias gradient of another batch",
     )
     if not factors.view.has_bias:
-        no_scale = Ruling(Cause.SCALE, scaled, _NO_BIAS)
+        no_scale = Ruling(Cause.SCALE, scaled, rivals.NO_BIAS)
     unknown = outside_next_layer(found)
     return [
         Ruling(
@@ -221,7 +220,7 @@ def _unfit(found: Recovered, fit: Fit) -> Certificate:
         words = "the update is too coarse or too noisy for a replay to show anything"
         return _unproved(found, Cause.IMPRECISE, (words,))
     if not found.view.has_bias:
-        return _unproved(found, Cause.SCALE, (f"{found.b} of {found.b} samples {_NO_BIAS}",))
+        return _unproved(found, Cause.SCALE, (f"{found.b} of {found.b} samples {rivals.NO_BIAS}",))
     apart = _clipped_apart(found)
     if not bool(apart.excluded.all()):
         return _unproved(found, Cause.SCALE, (f"{found.b} of {found.b} samples {apart.words}",))

@@ -103,14 +103,19 @@ def _scales_by_direction(replay: Replay) -> tuple[Tensor, Tensor]:
     """Scales (b,) at which the nearest label's gradient points along the recovered one; does it?
 
     The distance falls towards the right scale, but jumps wherever a hidden neuron changes sides: so the
-    best few dips of a grid are each looked at closer and closer. If two of them fit, neither is known.
+    best few points and dips of a grid are each looked at closer and closer. If two fit, neither is
+    known.
     """
     grid = torch.linspace(-_OCTAVES, _OCTAVES, 2 * _OCTAVES * _STEPS_PER_OCTAVE + 1).to(replay.Z)
     tried = [replay.nearest_labels(replay.Z * 2**step) for step in grid.tolist()]
     every, off = (torch.stack(part, 1) for part in zip(*tried, strict=True))  # (b, steps)
     around = torch.nn.functional.pad(off, (1, 1), value=torch.inf)
     dips = (off <= around[:, :-2]) & (off <= around[:, 2:])
-    promising = off.masked_fill(~dips, torch.inf).topk(_PROMISING, dim=1, largest=False).indices
+    lowest = [
+        some.topk(_PROMISING, dim=1, largest=False).indices
+        for some in (off, off.masked_fill(~dips, torch.inf))
+    ]
+    promising = torch.cat(lowest, 1)  # (b, k)
     labels, octave = every.gather(1, promising), grid[promising]
     closer = torch.linspace(-1, 1, _ZOOM_POINTS).to(grid) / _STEPS_PER_OCTAVE
     for _ in range(_ZOOMS):

@@ -43,6 +43,7 @@ _ANY_SCALE = (
     "would fit as well at another scale. Only the bias gradient fixes the scale, and it may have been "
     "scaled apart from the weights'"
 )
+NO_BIAS = "are known only up to a factor each, since the layer has no bias"
 _SEVERAL = "may be several samples in one trace"
 _MAY_BE_SEVERAL = (
     f"{_SEVERAL}. Give samples= if you know how many there are: their weights do not show it"
@@ -153,12 +154,13 @@ def scale(found: Recovered, fit: Fit | None) -> Ruling:
     samples together with the biases of all layers scaled alike (a learning rate of their own), and
     for each sample alone.
     """
+    words = _ANY_SCALE if found.view.has_bias else NO_BIAS
     if fit is None or found.selection.directions.side.name != "outputs":
         everyone = torch.ones(found.b, dtype=torch.bool, device=found.selection.C.device)
         view = found.view
         homogeneous = not view.has_bias or (view.model is not None and not bool(view.bias.any()))
         fixed = not (homogeneous or found.factors.zero_input)  # a zero input is only a guess here
-        return Ruling(Cause.SCALE, everyone & fixed, _ANY_SCALE, (SCALED_ALIKE,))
+        return Ruling(Cause.SCALE, everyone & fixed, words, (SCALED_ALIKE,))
     own = (EXACT_ERROR * found.value_range / found.sizes).clamp_max(0.5)  # claimed, relative
     alone = (fit.off_at(1 + own) > 1) & (fit.off_at(1 - own) > 1)
     pinned = bool(alone[fit.matched].all())
@@ -171,8 +173,8 @@ def scale(found: Recovered, fit: Fit | None) -> Ruling:
             off = torch.stack([fit.alone_off_at(1 + own), fit.alone_off_at(1 - own)])
             alone = alone | (off > 1).all(0)
     if pinned and not bool(alone.all()):
-        return Ruling(Cause.SCALE, alone | _no_louder(found, alone), _ANY_SCALE, (SCALED_ALIKE,))
-    return Ruling(Cause.SCALE, alone & pinned, _ANY_SCALE)
+        return Ruling(Cause.SCALE, alone | _no_louder(found, alone), words, (SCALED_ALIKE,))
+    return Ruling(Cause.SCALE, alone & pinned, words)
 
 
 def _no_louder(found: Recovered, pinned: Tensor) -> Tensor:
