@@ -24,7 +24,7 @@ from spear.judge.layer import Recovered
 from spear.judge.losses import Loss, compares_numbers
 from spear.judge.replay import Replay, replaying
 from spear.judge.selection import Selection, at_scales
-from spear.tolerances import EXACT_ERROR, REPLAY_LIMIT
+from spear.tolerances import EXACT_ERROR, MARGIN, REPLAY_LIMIT
 from spear.update import SoftRelu, soften
 
 _SOFTNESS = (1.0, 0.3, 0.1)  # of the ReLUs, in units of their inputs' error, from coarse to fine
@@ -126,7 +126,8 @@ def _scales_by_direction(replay: Replay) -> tuple[Tensor, Tensor]:
     distances = _distances(replay, labels, octave[:, :, None]).squeeze(2)  # (b, k)
     best = distances.min(1)
     found = octave.gather(1, best.indices[:, None])  # (b, 1)
-    other = ((octave - found).abs() > EXACT_ERROR) & (distances <= REPLAY_LIMIT)
+    as_well = distances <= (MARGIN * best.values).clamp_min(replay.rounding)[:, None]
+    other = ((octave - found).abs() > EXACT_ERROR) & as_well
     return torch.exp2(found[:, 0]), (best.values <= REPLAY_LIMIT) & ~other.any(1)
 
 
