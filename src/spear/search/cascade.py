@@ -50,7 +50,12 @@ from spear.search.kernels import (
 from spear.search.noisy import estimate
 from spear.search.output_layer import vertices_by_linear_programme
 from spear.search.sampling import Draw, SamplingFinder, kernels
-from spear.search.starts import guess_from_rows, refine_to_kernel, search_from_starts
+from spear.search.starts import (
+    guess_from_rows,
+    guess_from_signs,
+    refine_to_kernel,
+    search_from_starts,
+)
 from spear.search.watch import Watch
 from spear.tolerances import ROWS_PER_SAMPLE, UNDECIDED
 
@@ -70,6 +75,7 @@ _MOST_DIRECTIONS = 20  # overdetermined ones per sample: so many are mixes, and 
 _BLOCK_STARTS = 2  # per missing sample: nearly all of them end near a sample
 _CANCELS = 1e-4  # how near a row comes to zero in some mix of two samples, for the smallest rows
 _BY_ACCIDENT = 1e-3  # how many mixes may pass for samples
+_SIGN_GUESSES = 128  # random ones: as many as the fewest starts
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
 
 
@@ -206,10 +212,12 @@ class CascadeFinder:
     ) -> bool:
         """One round of the cascade; is there a new direction? More starts if the last had none."""
         watch.count("rounds")
-        by_rows = (idle + (residual.missing <= _FEW_MISSING)) % 2 == 1
+        kind = (idle + (residual.missing <= _FEW_MISSING)) % 3
         with watch.stage("seek"):
-            if by_rows:
+            if kind == 1:
                 guesses = guess_from_rows(residual)
+            elif kind == 2:
+                guesses = guess_from_signs(residual, _SIGN_GUESSES, generator)
             else:
                 starts = max(128, self.starts * residual.missing) << min(idle // 2, 3)
                 steps = self.steps << min(idle // 2, 1)
@@ -220,7 +228,7 @@ class CascadeFinder:
         with watch.stage("round"):
             found = pool.rounded(candidates)
         with watch.stage("vouch"):
-            return pool.keep(found, accepted(residual, found, by_rows))
+            return pool.keep(found, accepted(residual, found, doubtful=kind > 0))
 
 
 def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:

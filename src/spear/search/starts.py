@@ -92,6 +92,25 @@ def guess_from_rows(problem: BalancedProblem) -> tuple[Tensor, Tensor]:
     return unit(c).T[:, found], z[:, found]
 
 
+def guess_from_signs(
+    problem: BalancedProblem, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Guesses at preactivations alone: any z = H c, the loudest first, then `count` at random.
+
+    What the found samples leave of H holds the missing ones only, exactly, because c . q = 0 rests on
+    exact q. What they leave of U does not: their c along samples far fainter than they are shows in no
+    sign. So the faint ones of a batch are guessed here: with one far louder than the rest any z is that
+    sample's, up to its sign, and among a few a random mix is near each of them now and then.
+    """
+    r = problem.missing
+    P, s, Vt = torch.linalg.svd(problem.H, full_matrices=False)  # (rows, r), (r,), (r, r)
+    one = torch.eye(r, dtype=P.dtype, device=P.device)
+    drawn = torch.randn(r, count, generator=generator, dtype=P.dtype, device=generator.device)
+    mixed = unit(torch.cat([one, -one, drawn.to(P.device)], 1), 0)
+    c = Vt.T @ (mixed / s.clamp_min(torch.finfo(s.dtype).tiny)[:, None])
+    return unit(c, 0), P @ mixed * len(P) ** 0.5
+
+
 def _starts(U: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Sums and differences of two rows (r, count): each mixes the c of half the samples, and c ~ q."""
     pick = torch.randint(len(U), (2, count), generator=generator, device=generator.device)
