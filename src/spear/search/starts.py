@@ -138,7 +138,7 @@ def distinct(q: Tensor, score: Tensor, limit: int) -> Tensor:
 _SURPLUS = 1.25  # rows to solve a kernel from, relative to b: more make it well conditioned
 _SURE_SHARE = 0.7  # of the rows whose sign says off, over several rounds
 _PASSES = 6
-_SHARP_RIDGE = 0.1  # an exact pattern needs less prior than a guess
+SHARP_RIDGE = 0.1  # an exact pattern needs less prior than a guess
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
@@ -155,7 +155,7 @@ def refine_to_kernel(
         return side.white.new_zeros(0, b)
     work = _SURPLUS * b**3 * q.shape[1] * _PASSES
     step = max(1, min(_AT_ONCE // (rows * b), piece_length(q.shape[1], work)))
-    signs = SignRegression(residual, residual.H.dtype, ridge=_SHARP_RIDGE)
+    signs = SignRegression(residual, residual.H.dtype, ridge=SHARP_RIDGE)
     pieces = [
         (unit(residual.q_basis @ q_i, 0), score_i.contiguous())
         for q_i, score_i in zip(torch.split(q, step, 1), torch.split(score, step, 1), strict=True)
