@@ -285,7 +285,9 @@ _SOFTNESS = (0.3, 0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02)
 _SHARPER = (0.01, 0.01, 0.01, 0.005, 0.005, 0.005, 0.002, 0.002, 0.002)
 _PRIOR_WIDTH_ROUNDS = 4.0
 _NEAR = 16.0  # softnesses from zero beyond which a sign has no curvature: e^-16 of the most
-_HALVINGS = 6  # of a Newton step that overshoots
+_MOST_REPEATS = 24  # of the sharpest, each of which takes away half of what is louder, or more
+_LEAST_SHARE = 1e-6  # of the expected length: below, c has turned away
+_HALVINGS = 20  # of a Newton step that overshoots
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
@@ -413,37 +415,55 @@ class _LogisticFits:
         )
 
     def solve(self, schedule: tuple[float, ...], deadline: Deadline) -> Tensor:
-        """x (k, p, 1), by Newton's method from soft signs to sharp ones."""
-        x = solve_definite(self.prior, self.pull)
+        """x (k, p, 1), by Newton's method from soft signs to sharp ones.
+
+        Softness is in units of the preactivations as they are. Those of a faint sample come out of the
+        prior drowned in louder ones that are still missing: signs take these away, by a factor of one
+        over the softness at a time, so the last softness is repeated as long as that goes on.
+        """
+        x = expected = solve_definite(self.prior, self.pull)
         z = self.features @ x  # (k, rows, 1)
-        for softness in schedule:
+        full = (self.pull * expected).sum(1, keepdim=True)  # (k, 1, 1)
+        size, falling = _size(z), True
+        for step, softness in enumerate((*schedule, *schedule[-1:] * _MOST_REPEATS)):
+            if step >= len(schedule) and not falling:
+                break
             deadline.check()
-            weight = self._weight(z, softness)
-            wrong = weight * torch.sigmoid(-z / softness)
-            slope = self.prior @ x - self.pull
-            curvature = self._curvature(z, weight, softness) + self.prior
-            step = solve_definite(curvature, slope - self.features.mT @ wrong / softness)
-            along = self.features @ step
-            # The quadratic part along the step, so that trying a length costs no product.
-            linear, square = (slope * step).sum((1, 2)), (step * (self.prior @ step)).sum((1, 2))
-            length, before = torch.ones_like(linear), _softplus(z, weight, softness)
-            for _ in range(_HALVINGS):
-                after = _softplus(z - length[:, None, None] * along, weight, softness)
-                worse = after - length * linear + length.square() / 2 * square > before
-                if not bool(worse.any()):
-                    break
-                length = torch.where(worse, length / 2, length)
-            x = x - length[:, None, None] * step
-            z = z - length[:, None, None] * along
+            x, z = self._newton(x, z, softness * size)
+            # As if c were as long as expected: preactivations also fall if all of it does.
+            share = ((self.pull * x).sum(1, keepdim=True) / full).clamp_min(_LEAST_SHARE)
+            before, size = size, torch.minimum(size, _size(z) / share)
+            falling = bool((size < before / 2).any())
         return x
 
-    def _weight(self, z: Tensor, softness: float) -> Tensor:
+    def _newton(self, x: Tensor, z: Tensor, softness: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of Newton's method, as long as it is of use."""
+        weight = self._weight(z, softness)
+        wrong = weight * torch.sigmoid(-z / softness)
+        slope = self.prior @ x - self.pull
+        curvature = self._curvature(z, weight, softness) + self.prior
+        step = solve_definite(curvature, slope - self.features.mT @ (wrong / softness))
+        along = self.features @ step
+        # The quadratic part along the step, so that trying a length costs no product.
+        linear, square = (slope * step).sum((1, 2)), (step * (self.prior @ step)).sum((1, 2))
+        length, before = torch.ones_like(linear), _softplus(z, weight, softness)
+        worse = torch.zeros_like(linear, dtype=torch.bool)
+        for _ in range(_HALVINGS):
+            after = _softplus(z - length[:, None, None] * along, weight, softness)
+            worse = after - length * linear + length.square() / 2 * square > before
+            if not bool(worse.any()):
+                break
+            length = torch.where(worse, length / 2, length)
+        length = torch.where(worse, 0.0, length)[:, None, None]
+        return x - length * step, z - length * along
+
+    def _weight(self, z: Tensor, softness: Tensor) -> Tensor:
         """What each row counts (k, rows, 1)."""
         if self.dropped is None:
             return torch.ones_like(z[:1, :1])
         return 1 / (1 + self.dropped * torch.exp((-z / softness).clamp_max(_NEAR)))
 
-    def _curvature(self, z: Tensor, counts: Tensor, softness: float) -> Tensor:
+    def _curvature(self, z: Tensor, counts: Tensor, softness: Tensor) -> Tensor:
         """Second derivative (k, p, p) of the signs' part; rows far from zero add nothing to it."""
         near = int((z.abs() < _NEAR * softness).sum(1).max())
         features = self.features
@@ -456,7 +476,12 @@ class _LogisticFits:
         return (features * weight).mT @ features
 
 
-def _softplus(z: Tensor, weight: Tensor, softness: float) -> Tensor:
+def _size(z: Tensor) -> Tensor:
+    """Root mean square (k, 1, 1) of preactivations (k, rows, 1)."""
+    return z.square().mean(1, keepdim=True).sqrt()
+
+
+def _softplus(z: Tensor, weight: Tensor, softness: Tensor) -> Tensor:
     loss: Tensor = (weight * torch.nn.functional.softplus(-z / softness)).sum((1, 2))
     return loss
 

@@ -99,6 +99,25 @@ def guess_from_rows(problem: BalancedProblem) -> tuple[Tensor, Tensor]:
     return (q, z) if biased else (torch.cat([q, q], 1), torch.cat([z, -z], 1))
 
 
+def guess_from_signs(
+    problem: BalancedProblem, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Guesses at preactivations alone: any z = H c, the loudest first, then `count` at random.
+
+    What the found samples leave of H holds the missing ones only, exactly, because c . q = 0 rests on
+    exact q. What they leave of U does not: their c along samples far fainter than they are shows in no
+    sign. So the faint ones of a batch are guessed here: with one far louder than the rest any z is that
+    sample's, up to its sign, and among a few a random mix is near each of them now and then.
+    """
+    r = problem.missing
+    P, s, Vt = torch.linalg.svd(problem.H, full_matrices=False)  # (rows, r), (r,), (r, r)
+    one = torch.eye(r, dtype=P.dtype, device=P.device)
+    drawn = torch.randn(r, count, generator=generator, dtype=P.dtype, device=generator.device)
+    mixed = unit(torch.cat([one, -one, drawn.to(P.device)], 1), 0)
+    c = Vt.T @ (mixed / s.clamp_min(torch.finfo(s.dtype).tiny)[:, None])
+    return unit(c, 0), P @ mixed * len(P) ** 0.5
+
+
 def _starts(U: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Sums and differences of two rows (r, count): each mixes the c of half the samples, and c ~ q."""
     pick = torch.randint(len(U), (2, count), generator=generator, device=generator.device)
@@ -126,7 +145,7 @@ def distinct(q: Tensor, score: Tensor, limit: int) -> Tensor:
 _SURPLUS = 1.25  # rows to solve a kernel from, relative to b: more make it well conditioned
 _SURE_SHARE = 0.7  # of the rows whose sign says off, over several rounds
 _PASSES = 6
-_SHARP_RIDGE = 0.1  # an exact pattern needs less prior than a guess
+SHARP_RIDGE = 0.1  # an exact pattern needs less prior than a guess
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
@@ -144,7 +163,7 @@ def refine_to_kernel(
         return side.white.new_zeros(0, b)
     work = _SURPLUS * b**3 * q.shape[1] * _PASSES
     step = max(1, min(_AT_ONCE // (rows * b), piece_length(q.shape[1], work)))
-    signs = SignRegression(residual, residual.H.dtype, ridge=_SHARP_RIDGE)
+    signs = SignRegression(residual, residual.H.dtype, ridge=SHARP_RIDGE)
     pieces = [
         (unit(residual.q_basis @ q_i, 0), score_i.contiguous())
         for q_i, score_i in zip(torch.split(q, step, 1), torch.split(score, step, 1), strict=True)
@@ -195,7 +214,9 @@ def _refine(  # noqa: PLR0917
         size = size / size.square().mean(0).sqrt()
         z = signs.read(c_basis.T @ q[:, i], (4 * size).clamp_max(ACTIVE))
         score[:, i] = torch.where(kept[:, i].any(0), z, 2 * size.clamp_max(ACTIVE) + z)
-    return q[:, done].T
+    # Rounding decides, at the noise of each direction, if zeros leave a second one free: beside a sample
+    # that is nearly noise, all of them seem to.
+    return q[:, done | kept.any(0)].T
 
 
 def _kernels(U: Tensor, score: Tensor, used: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
