@@ -225,6 +225,10 @@ def _inverted(
     pool, best, ended = _searched(factors, finder, generator, watch)
     if best is None and pool is not None:
         factors, best, ended = _found_in_part(factors, pool, ended, watch)
+    loud = factors.loudest_part() if best is None else None
+    if loud is not None:  # the loud samples first; the faint ones then count as noise
+        _, best, ended = _searched(loud, finder, generator, watch)
+        factors = factors if best is None else loud
     if best is None:
         return _read_from_patterns(factors, pool, ended, watch)
     another = _another_reading(factors, best)

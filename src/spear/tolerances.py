@@ -92,6 +92,10 @@ LARGEST_MERGE = 64
 
 # What the spectrum and the bias gradient say before any search.
 
+GAP = 100.0
+"""A drop of the singular values by this much ends the samples, or those that can be found at a time:
+from one value of noise to the next it is 1.01, and rounding is uneven by 40 at most."""
+
 NOISY = 1e-4
 """Noise relative to the gradient's entries up to which kernels of b-1 rows stay sharp: they amplify it
 by the condition of the submatrix, 1e2 to 1e3 on real batches."""

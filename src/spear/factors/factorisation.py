@@ -36,6 +36,7 @@ from spear.factors.streaming import (
     with_unseen,
 )
 from spear.tolerances import (
+    GAP,
     MARGIN,
     MIN_SPAN_OVERLAP,
     NOISY,
@@ -198,6 +199,15 @@ class Factors:
             float(torch.linalg.matrix_norm(outside, 2)), self.noise * self.live_shape[1] ** 0.5
         )
         return self._part(self.left @ B @ A, torch.cat([s, s.new_tensor([loudest])]))
+
+    def loudest_part(self) -> Factors | None:
+        """The samples before the largest drop, with the fainter ones as noise; None without a drop."""
+        s = self.singular_values
+        drops = s[:-1] / s[1:]
+        if not len(drops) or float(drops.max()) < GAP:
+            return None
+        k = int(drops.argmax()) + 1
+        return self._part(self.left[:, :k], s[: k + 1])
 
     def _part(self, left: Tensor, spectrum: Tensor) -> Factors:
         """Leading singular vectors (m, k) and values (k + 1,): what is left out counts as noise."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spear.factors.streaming import double, noise_floor
-from spear.tolerances import MIN_ROUNDINGS_ABOVE, ROUNDING_VARIANCE
+from spear.tolerances import GAP, MIN_ROUNDINGS_ABOVE, ROUNDING_VARIANCE
 from spear.update import LayerUpdate
 
 _MIN_SAMPLE_GAP = 1.05  # times the next value: 1.01 is usual from one value of noise to the next
@@ -102,7 +102,7 @@ def batch_size_from(
     quiet = (s[1:] <= 10 * edge[1:]) & (s[1:] <= 1000 * median[1:].clamp_min(floor))
     # Values below the floor drop no further.
     clean = torch.where(quiet & (s[:-1] > rounding.level(s, m, n)), drop, 0.0)
-    gaps = torch.nonzero(clean >= 100).flatten()
+    gaps = torch.nonzero(clean >= GAP).flatten()
     if len(gaps):
         return int(gaps[-1]) + 1
     for known in (_gaussian_from(s, edge, m, n), rounding.rank(s, m, n)):
