@@ -213,7 +213,13 @@ def test_assumptions_are_listed_once_and_nothing_certified_has_no_proof():
 
 def of_training(monkeypatch, mixed=False, redundancy=2, **changes):
     shown = {"labels": torch.arange(5), "matched": flags(), "recognised": flags()}
-    shown |= {"closely": ~flags(), "epochs": 3, "objections": (), "dimensions": 9}
+    shown |= {
+        "closely": ~flags(),
+        "epochs": 3,
+        "objections": (),
+        "dimensions": 9,
+        "other_rate": None,
+    }
     shown |= {"off": torch.zeros(5, dtype=torch.float64), **changes}
     monkeypatch.setattr(judge, "retrain", lambda *_: Retrained(**shown))
     mixing = torch.eye(5, dtype=torch.float64)
