@@ -145,7 +145,7 @@ class CascadeFinder:
             return
         side = factors.outputs
         pool = CandidatePool(side, threshold=factors.b / side.size, watch=watch)
-        weak = factors.has_weak_sample and factors.noisy and factors.view.rounds is None
+        weak = factors.has_weak_sample and factors.view.rounds is None
         if weak:  # faint samples make white rows noisy; estimates allow for that
             for found in self._estimates(factors, generator, watch):
                 pool.keep(found, found.redundancy > 0)

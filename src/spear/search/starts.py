@@ -214,9 +214,7 @@ def _refine(  # noqa: PLR0917
         size = size / size.square().mean(0).sqrt()
         z = signs.read(c_basis.T @ q[:, i], (4 * size).clamp_max(ACTIVE))
         score[:, i] = torch.where(kept[:, i].any(0), z, 2 * size.clamp_max(ACTIVE) + z)
-    # Rounding decides, at the noise of each direction, if zeros leave a second one free: beside a
-    # sample that is nearly noise, all of them seem to.
-    return q[:, done | kept.any(0)].T
+    return q[:, done].T
 
 
 def _kernels(U: Tensor, score: Tensor, used: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
