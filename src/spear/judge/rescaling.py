@@ -83,7 +83,7 @@ def scale_from_model(factors: Factors, selection: Selection, loss: Loss | None) 
     homogeneous: softmax is not. So t is where some label's gradient points along the recovered one.
     Where none does, the scale stays unknown.
     """
-    if selection.unscaled is None or not factors.protocol.one_step or compares_numbers(loss):
+    if factors.view.has_bias or not factors.protocol.one_step or compares_numbers(loss):
         return selection
     found = Replay.attempt(
         Recovered(factors, selection),

@@ -18,7 +18,7 @@ def input_shapes(model: nn.Module, layer: str | None = None) -> Iterator[tuple[i
     If that says nothing, by the inputs of a linear layer.
 
     >>> list(input_shapes(nn.Sequential(nn.Flatten(), nn.Linear(784, 10))))
-    [(784,), (1, 28, 28)]
+    [(784,), (1, 28, 28), (16, 784)]
     """
     first = next(
         (m for m in model.modules() if next(m.parameters(recurse=False), None) is not None), None
