@@ -19,6 +19,7 @@ _TOGETHER = {
     "test_secrets.py": "tour",
     "every_command_works_without_a_network": "tour",
     "test_parallel.py": "pool",
+    "test_data_survey.py": "survey",
     "in_training_": "trained",
 }
 # The longest come first, so that both workers are busy to the end.

@@ -46,6 +46,7 @@ DECEIVING: dict[str, Family] = {
     "uneven weights": weighing.uneven,
     "pairs": weighing.pairs,
     "wrong learning rate": updates.wrong_rate,
+    "trained apart": updates.trained_apart,
     "autocast": updates.autocast,
     "masks": networks.masks,
 }

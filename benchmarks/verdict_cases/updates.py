@@ -171,6 +171,28 @@ def wrong_rate(rng: Random) -> Case:
     return case if lie == 1 else replace(case, noise_label="FedAvg, told wrongly")
 
 
+def trained_apart(rng: Random) -> Case:
+    """Several epochs, in mini-batches or not; biases or the first weights at a rate of their own."""
+    one = party(rng, dtype=torch.float32)
+    size = rng.choice([None, max(1, len(one.x) // 2), max(1, len(one.x) // 3)])
+    options = {"lr": rng.choice([0.1, 0.03, 0.01]), "epochs": rng.choice([1, 2, 5, 20])}
+    options |= {"batch_size": size} if size else {}
+    after = fedavg(one.model, one.x, one.y, generator=generator(rng), **options)
+    factor = rng.choice([1.0, 0.5, 0.9, 1.1, 2.0])
+    before, (weight, bias) = one.model.state_dict(), names_of(one.model)
+    part = rng.choice([weight, bias])
+    if factor != 1 and part == bias:
+        apart = {k: v for k, v in after.items() if k.endswith("bias")}
+        after |= {k: before[k] + factor * (v - before[k]) for k, v in apart.items()}
+    elif factor != 1:
+        after[part] = before[part] + factor * (after[part] - before[part])
+    case = returned(one, after, options, **options, part=part, factor=factor)
+    if factor == 1:
+        return case
+    seen = one.x / factor if part == bias else one.x * factor
+    return replace(case, seen=seen, noise_label="FedAvg, trained apart")
+
+
 def autocast(rng: Random) -> Case:
     """A client in torch.autocast: sums in float32 of products in bfloat16."""
     one = party(rng, dtype=torch.float32, b=rng.choice([1, 2, 3, 4, 6]))

@@ -394,12 +394,12 @@ def test_an_optimisation_attack_leads_the_sampling_to_an_exact_batch(data_root):
     """The paper's combination at b = 20, m = 200: alone it takes tens of millions of submatrices."""
     images, model, x, y, known = cifar_batch(data_root, 20, 0)
     view = spear.observe(model, fedsgd(model, x, y))
-    guess = GeipingAttack(iterations=300).invert(view, model=model, labels=y, **known)
+    guess = GeipingAttack(iterations=150).invert(view, model=model, labels=y, **known)
     prior = prior_from(view, guess.inputs)
-    finder = SamplingFinder(prior=prior, max_samples=2_000_000)
+    finder = SamplingFinder(prior=prior, max_samples=500_000)
     result = spear.invert(view, model=model, finder=finder)
     assert result.outcome is Outcome.EXACT
     assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
-    alone = spear.invert(view, finder=SamplingFinder(max_samples=2_000_000))
+    alone = spear.invert(view, finder=SamplingFinder(max_samples=500_000))
     assert len(alone.inputs) < 20
     assert alone.outcome is not Outcome.EXACT

@@ -55,8 +55,14 @@ def shown(*arguments):
     return CliRunner().invoke(app, ["data", *map(str, arguments)], env={"SPEAR_DATA": ""})
 
 
-def test_the_real_folder(data_root):
-    found = {item.name: item for item in survey(data_root)}
+@pytest.fixture(scope="module")
+def surveyed(data_root):
+    """The real folder, which takes seconds to look through."""
+    return survey(data_root)
+
+
+def test_the_real_folder(data_root, surveyed):
+    found = {item.name: item for item in surveyed}
     assert list(found) == NAMES
     assert all(item.state is State.FOUND for item in found.values())
     assert found["CIFAR-10"].detail == "10,000 test images of 32 x 32, no training set"
@@ -131,10 +137,10 @@ def test_damaged_weights(data_root, tmp_path):
     assert "expected weights by name" in detail("VGG16 features")
 
 
-def test_the_table_is_whole_where_it_is_piped(data_root, tmp_path):
+def test_the_table_is_whole_where_it_is_piped(data_root, surveyed):
     done = run(SPEAR_DATA=str(data_root), COLUMNS="80")
     assert done.returncode == 0, done.stderr
-    for item in survey(data_root):
+    for item in surveyed:
         line = f"{item.where.relative_to(data_root)}: {item.detail}"
         assert line in done.stdout
     assert "\x1b" not in done.stdout

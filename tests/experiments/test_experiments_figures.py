@@ -143,11 +143,11 @@ def ratios(name, seeds):
 
 @pytest.mark.parametrize("name", ["independent", "overlapping"])
 def test_counts_fall_on_the_expectation_that_is_theirs(name):
-    """The mean of 40 counts lies within three standard errors, some 25 %; the other is off by more."""
-    both = ratios(name, range(40))
+    """The mean of 20 counts lies within three standard errors, some 30 %; the other is off by more."""
+    both = ratios(name, range(20))
     own, other = both if name == "independent" else both[::-1]
     error, error_of_other = (statistics.stdev(x) / math.sqrt(len(x)) for x in (own, other))
-    assert error < 0.1
+    assert error < 0.12
     assert abs(statistics.fmean(own) - 1) < 3 * error
     assert abs(statistics.fmean(other) - 1) > 3 * error_of_other
 

@@ -1,7 +1,6 @@
 """Several rounds of the same data as one view."""
 
 import copy
-import gc
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +9,10 @@ from torch import nn
 
 import spear
 from spear.factors import factorise
+from spear.federated import fedavg
 from support.planted import gaussian, seeded
 
-B, M, N = 40, 40, 150
+B, M, N = 30, 30, 150
 
 
 def network(m=M, n=N, seed=0, classes=5):
@@ -54,19 +54,19 @@ def right(result, x):
 
 
 def test_more_samples_than_neurons_come_back_from_several_rounds():
-    x, y = data(60)
-    view = spear.combine(views(play(14, x, y, lr=1.0)))
+    x, y = data(40)
+    view = spear.combine(views(play(10, x, y, lr=1.0)))
     result = spear.invert(view)
     assert (result.outcome.name, result.proof.name) == ("EXACT", "REPLAY"), result.explanation
-    assert result.batch_size == 60 > M
-    assert right(result, x) == 60
+    assert result.batch_size == 40 > M
+    assert right(result, x) == 40
     nearest = torch.cdist(result.inputs.double(), x.double()).argmin(1)
     assert torch.equal(result.labels, y[nearest])
 
 
 def test_bare_layers_are_combined_too():
     x, y = data()
-    bare = (spear.LayerUpdate(net[0].weight, net[0].bias, g[0], g[1]) for net, g in play(10, x, y))
+    bare = (spear.LayerUpdate(net[0].weight, net[0].bias, g[0], g[1]) for net, g in play(8, x, y))
     result = spear.invert(spear.combine(bare))
     assert (result.outcome.name, result.proof.name) == ("EXACT", "PATTERN"), result.explanation
     assert right(result, x) == B
@@ -107,7 +107,7 @@ def test_a_model_beside_combined_rounds_is_refused():
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_means_and_sums(reduction):
     x, y = data()
-    result = spear.invert(spear.combine(views(play(10, x, y, reduction=reduction))))
+    result = spear.invert(spear.combine(views(play(7, x, y, reduction=reduction))))
     assert (result.outcome.name, right(result, x)) == ("EXACT", B), result.explanation
 
 
@@ -115,7 +115,7 @@ def test_rounds_with_part_of_the_samples():
     x, y = data()
     result = spear.invert(
         spear.combine(
-            views(play(24, x, y, who=lambda r: torch.randperm(B, generator=seeded(r))[:26]))
+            views(play(14, x, y, who=lambda r: torch.randperm(B, generator=seeded(r))[:20]))
         )
     )
     assert (result.outcome.name, right(result, x)) == ("EXACT", B), result.explanation
@@ -123,7 +123,7 @@ def test_rounds_with_part_of_the_samples():
 
 def test_data_that_grows():
     x, y = data()
-    grown = play(16, x, y, who=lambda r: torch.arange(min(B, 20 + 2 * r)))
+    grown = play(10, x, y, who=lambda r: torch.arange(min(B, 15 + 3 * r)))
     result = spear.invert(spear.combine(views(grown)))
     assert (result.outcome.name, right(result, x)) == ("EXACT", B), result.explanation
 
@@ -134,21 +134,21 @@ def test_a_loud_round_is_named_and_left_out():
     def noisy(r, grads):
         return [g + 1e-4 * torch.randn(g.shape, generator=seeded(r)) * (r == 3) for g in grads]
 
-    result = spear.invert(spear.combine(views(play(12, x, y, sent=noisy))))
+    result = spear.invert(spear.combine(views(play(8, x, y, sent=noisy))))
     assert (result.outcome.name, right(result, x)) == ("EXACT", B), result.explanation
-    assert any("round 4 is left out" in words for words in result.details)
+    assert any("round 4 is left out: its noise" in words for words in result.details)
 
 
 def test_a_round_in_half_precision_is_weighed_or_left_out():
     x, y = data()
-    half = play(12, x, y, sent=lambda r, grads: [g.half() if r == 2 else g for g in grads])
+    half = play(8, x, y, sent=lambda r, grads: [g.half() if r == 2 else g for g in grads])
     result = spear.invert(spear.combine(views(half)))
     assert (result.outcome.name, right(result, x)) == ("EXACT", B), result.explanation
 
 
 def test_a_round_of_another_client_is_named_and_left_out():
     x, y = data()
-    rounds = list(play(10, x, y))
+    rounds = list(play(8, x, y))
     rounds[4] = next(iter(play(1, *data(10, seed=9), net=network(seed=3))))
     result = spear.invert(spear.combine(views(rounds)))
     assert (result.outcome.name, right(result, x)) == ("EXACT", B), result.explanation
@@ -157,7 +157,7 @@ def test_a_round_of_another_client_is_named_and_left_out():
 
 def test_a_round_with_weights_of_another_is_named_and_left_out():
     x, y = data()
-    rounds = list(play(12, x, y))
+    rounds = list(play(9, x, y))
     rounds[7] = (rounds[2][0], rounds[7][1])
     result = spear.invert(spear.combine(views(rounds)))
     assert (result.outcome.name, right(result, x)) == ("EXACT", B), result.explanation
@@ -175,7 +175,7 @@ def test_layers_that_do_not_fit_are_left_out():
     x, y = data(8)
     others = play(1, x, y, net=network(m=20))
     view = spear.combine(views([*play(3, x, y), *others]))
-    assert "round 4 is left out: it is of layer '0' of 20 x 150, others layer '0' of 40 x 150" in (
+    assert "round 4 is left out: it is of layer '0' of 20 x 150, others layer '0' of 30 x 150" in (
         view.choice
     )
 
@@ -217,13 +217,29 @@ def test_errors_say_what_was_expected():
         spear.combine(adam)
 
 
-def test_several_local_steps_are_not_combined_yet():
+def test_rounds_of_local_training_come_back_without_a_proof():
+    """A client of four, whose own weights are seen: each round goes on from the mean of all."""
+    clients = [data(seed=seed) for seed in range(1, 5)]
+    net, generator, sent = network(), torch.Generator().manual_seed(0), []
+    how = {"lr": 0.1, "epochs": 2, "batch_size": B // 2}
+    for _ in range(8):
+        after = [fedavg(net, x, y, generator=generator, **how) for x, y in clients]
+        sent.append(spear.observe(copy.deepcopy(net), after=after[0], **how))
+        net.load_state_dict({k: sum(a[k] for a in after) / len(after) for k in after[0]})
+    result = spear.invert(spear.combine(sent))
+    x, _ = clients[0]
+    assert right(result, x) == len(x)
+    assert result.outcome is spear.Outcome.APPROXIMATE
+    assert result.cause is spear.Cause.TRAINING
+    assert not result.certified.any()
+
+
+def test_local_training_at_an_unknown_rate_is_not_combined():
     x, y = data(5)
     (net, grads), *_ = play(1, x, y)
     after = {name: p - 0.1 * g for (name, p), g in zip(net.named_parameters(), grads, strict=True)}
-    view = spear.observe(net, after=after, lr=0.1, epochs=5)
-    with pytest.raises(spear.InvalidUpdate, match="several local steps"):
-        spear.combine([view])
+    with pytest.raises(spear.InvalidUpdate, match="give lr="):
+        spear.combine([spear.observe(net, after=after, epochs=5)])
 
 
 def test_what_is_kept_grows_with_the_samples_and_not_with_the_inputs():
@@ -234,7 +250,6 @@ def test_what_is_kept_grows_with_the_samples_and_not_with_the_inputs():
         for view in views(play(30, x, y, net=network(n=4000), lr=0.01)):
             kept.append(SimpleNamespace(size=view.weight_grad.numel()))
             yield view
-            gc.collect()
 
     view = spear.combine(one_at_a_time())
     assert view.rounds is not None
@@ -258,7 +273,7 @@ def test_augmented_data_have_no_end():
 
 
 def test_too_few_rounds_say_how_many_more():
-    x, y = data(60)
+    x, y = data(45)
     result = spear.invert(spear.combine(views(play(2, x, y))))
     assert result.outcome.name in ("INCONCLUSIVE", "APPROXIMATE")
     assert "more would do" in result.reason
@@ -273,7 +288,7 @@ def test_a_round_that_noise_nearly_hides_belongs_to_the_others():
         size = 0.005 if r == 5 else 1.0
         return [size * g + 1e-5 * torch.randn(g.shape, generator=noise) for g in grads]
 
-    alone = list(views(play(6, x, y, sent=sent)))
+    alone = list(views(play(6, x, y, net=network(m=40), sent=sent)))
     assert factorise(alone[-1]).batch_size is None
     view = spear.combine(alone)
     assert view.rounds is not None

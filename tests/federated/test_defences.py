@@ -64,7 +64,7 @@ def test_bfloat16_and_eight_bits_leave_pictures(data_root):
         (defences.half(update, torch.bfloat16), 65),
         (defences.quantise(update, 8), 50),
     ):
-        result, found = attacked(images, model, x, weaker)
+        result, found = attacked(images, model, x, weaker, max_seconds=60)
         assert result.outcome is Outcome.APPROXIMATE
         assert found.worst > least
         assert "noise" in result.explanation

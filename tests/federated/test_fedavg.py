@@ -1,4 +1,4 @@
-"""FedAvg: weights instead of gradients, many local steps, and the proof by repeating them."""
+"""FedAvg: weights instead of gradients, many local steps, and their proof, repeated or simulated."""
 
 import copy
 
@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import spear
-from spear import Cause, InvalidOption, InvalidUpdate, Outcome, Proof
+from spear import Cause, InvalidOption, InvalidUpdate, Outcome, Proof, data
 from spear.factors import factorise
 from spear.federated import fedavg, mlp
 from spear.judge.rescaling import rescale
-from spear.metrics import score
+from spear.metrics import assign, score
 from support.planted import bare, real_batch, small_batch
 
 
@@ -23,7 +23,7 @@ def attacked(model, x, y, model_given=True, tell=None, **how):
 
 @pytest.mark.parametrize(
     ("lr", "epochs", "worst"),
-    [(0.01, 1, 85), (0.01, 5, 90), (0.01, 50, 95), (0.1, 5, 100), (0.001, 5, 70)],
+    [(0.01, 1, 85), (0.01, 5, 90), (0.01, 50, 95), (0.1, 20, 100), (0.001, 5, 70)],
 )
 def test_full_batch_training_is_proved_by_repeating_it(lr, epochs, worst, data_root):
     outcomes = []
@@ -34,23 +34,20 @@ def test_full_batch_training_is_proved_by_repeating_it(lr, epochs, worst, data_r
         outcomes.append(result.outcome)
         assert found.worst > worst
         assert "the difference of the weights carries noise" in result.explanation
-        if result.outcome is Outcome.EXACT:
-            assert result.proof is Proof.REPLAY
-            assert torch.equal(result.labels, y[found.truth])
-    # Where rounding moved a hidden neuron across its threshold, the training does not repeat; after
-    # many epochs it hardly ever does.
-    assert Outcome.EXACT in outcomes or lr < 0.01 or epochs > 5
-    assert Outcome.FAILED not in outcomes
+        assert torch.equal(result.labels, y[found.truth])
+        # Where rounding moved a hidden neuron across its threshold, the training does not repeat to the
+        # bit; after many epochs it hardly ever does.
+        assert result.proof is Proof.REPLAY or lr < 0.01 or epochs > 5
+    assert set(outcomes) == {Outcome.EXACT}
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_mini_batches_come_back_but_are_never_called_exact(seed, data_root):
-    images, model, x, y = real_batch(data_root, seed=seed)
+def test_mini_batches_in_unknown_order_are_proved_by_pattern(data_root):
+    images, model, x, y = real_batch(data_root, seed=0)
     result = attacked(model, x, y, lr=0.01, epochs=20, batch_size=5)
     assert score(images.to_pixels(result.inputs), images.to_pixels(x)).worst > 90
-    assert result.outcome is Outcome.APPROXIMATE
-    assert not result.certified.any()
-    assert "order of the client's mini-batches" in result.reason
+    assert result.outcome is Outcome.EXACT
+    assert result.proof is Proof.PATTERN
+    assert "weight and bias gradients were scaled alike" in result.assumptions
 
 
 @pytest.mark.parametrize(
@@ -220,6 +217,70 @@ def test_mini_batches_that_nobody_told_of_are_not_exact(lr, epochs, data_root):
     assert result.outcome is Outcome.APPROXIMATE
     assert not result.certified.any()
     assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
+
+
+def far_moving(seed, data_root, b=30, epochs=1, size=10):
+    """Images of CIFAR-10 and a client whose steps move preactivations by more than their size."""
+    images = data.cifar10(data_root)
+    drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    x, y = images.batch(drawn[:b].tolist())
+    model = mlp(x.shape[1], 10, width=200, depth=2, seed=seed)
+    return model, x, y, {"lr": 0.1, "epochs": epochs, "batch_size": size}
+
+
+@pytest.mark.parametrize(("seed", "epochs", "size"), [(51, 1, 10), (52, 5, None), (53, 20, None)])
+def test_a_client_that_moves_far_is_followed_and_proved(seed, epochs, size, data_root):
+    """In one pass each batch's signs are those of the weights it saw, and its order shows in the
+    gradients. Over epochs a quarter of the rows that seem off are on between the ends."""
+    model, x, y, how = far_moving(seed, data_root, epochs=epochs, size=size)
+    result = attacked(model, x, y, **how)
+    assert result.outcome is Outcome.EXACT
+    assert result.proof is Proof.REPLAY
+    pairs = assign(result.inputs, x)
+    assert float((result.inputs[pairs.found] - x[pairs.truth]).abs().max()) < 1e-3
+    assert torch.equal(result.labels[pairs.found], y[pairs.truth])
+
+
+def test_the_order_of_one_pass_is_no_proof_of_another_learning_rate(data_root):
+    model, x, y, how = far_moving(53, data_root, b=12, size=6)
+    result = attacked(model, x, y, tell=how | {"lr": 0.08}, **how)
+    assert not result.certified.any()
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1, 2.0])
+@pytest.mark.parametrize("part", ["0.bias"])
+def test_biases_at_a_rate_of_their_own_are_not_exact_in_any_order(part, factor):
+    model, x, y = small_batch(b=12, n=60, m=200)
+    how = {"lr": 0.05, "epochs": 4, "batch_size": 4}
+    after = fedavg(model, x, y, generator=torch.Generator().manual_seed(0), **how)
+    honest = spear.invert(spear.observe(model, after=after, **how))
+    assert honest.outcome is Outcome.EXACT
+    before = model.state_dict()[part]
+    after[part] = before + factor * (after[part] - before)
+    assert not spear.invert(spear.observe(model, after=after, **how)).certified.any()
+
+
+def test_biases_at_a_rate_of_their_own_show_through_the_chaos_of_many_epochs(data_root):
+    """A slope over scales said 0.9997 +- 0.001 here: flips of neurons hid that inputs are 1 % off."""
+    images = data.tiny_imagenet(data_root)
+    drawn = torch.randperm(len(images), generator=torch.Generator().manual_seed(9200))
+    x, y = images.batch(drawn[:20].tolist())
+    model = mlp(x.shape[1], images.classes, width=200, depth=6, seed=9200)
+    after = fedavg(model, x, y, lr=0.01, epochs=50)
+    before = model.state_dict()["0.bias"]
+    after["0.bias"] = before + 1.01 * (after["0.bias"] - before)
+    result = spear.invert(spear.observe(model, after=after, lr=0.01, epochs=50))
+    assert not result.certified.any()
+
+
+def test_a_near_duplicate_is_not_one_sample_after_any_training():
+    """Two that the update cannot tell apart leave one trace, at their mean, heavier than others."""
+    model, x, y = small_batch(b=8, n=60, m=120)
+    x[1], y[1] = x[0] + 0.02 * torch.randn(60, generator=torch.Generator().manual_seed(1)), y[0]
+    for how in ({"epochs": 4}, {"epochs": 4, "batch_size": 4}, {"epochs": 1, "batch_size": 4}):
+        result = attacked(model, x, y, lr=0.05, **how)
+        near = torch.cdist(result.inputs[result.certified], x).amin(1)
+        assert bool((near <= 1e-3 * 60**0.5 * float(x.max() - x.min())).all())
 
 
 @pytest.mark.parametrize("factor", [0.9, 0.99, 1.01, 1.1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -61,7 +62,7 @@ def test_augmentation_is_named():
 
 
 def test_steps_that_go_too_far_are_named():
-    far = cause(*trained(24, 1.0, 6, 8), lr=1.0, epochs=6, batch_size=8, samples=24)
+    far = cause(*trained(30, 1.0, 6, 8), lr=1.0, epochs=6, batch_size=8, samples=30)
     assert far.cause is Cause.MOVED
     assert "of their size" in far.reason
     near = cause(*trained(lr=0.02, epochs=2, size=4), lr=0.02, epochs=2, batch_size=4, samples=B)
@@ -77,6 +78,86 @@ def test_a_batch_as_large_as_the_layer_is_named():
     large = cause(*trained(b=M, epochs=1), lr=0.02, epochs=1, samples=M)
     assert large.cause is Cause.NARROW
     assert f"{M} samples were told" in large.reason
+
+
+def sends(model, x, y, steps=1, lr=0.1, penalty=None, added=None):
+    """What comes back after some steps of a loss with a penalty, with something added to each step."""
+    local, start = copy.deepcopy(model), dict(model.named_parameters())
+    optimiser = torch.optim.SGD(local.parameters(), lr=lr)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = F.cross_entropy(local(x), y)
+        if penalty is not None:
+            loss = loss + sum(penalty(p - start[n].detach()) for n, p in local.named_parameters())
+        loss.backward()
+        for name, p in local.named_parameters():
+            p.grad += 0 if added is None else added(name, p)
+        optimiser.step()
+    return local.state_dict()
+
+
+def three_layers(*sizes, seed=0):
+    torch.manual_seed(seed)
+    a, b, c = (nn.Linear(*pair) for pair in pairwise(sizes))
+    return nn.Sequential(a, nn.ReLU(), b, nn.ReLU(), c)
+
+
+def test_control_variates_are_not_called_noise():
+    """SCAFFOLD: every step is corrected by c - c_i, which is of another size in every layer."""
+    sizes = (N, M, 80, 10)
+    model, x, y = three_layers(*sizes), gaussian(B, N), labels(B)
+    variates = dict(three_layers(*sizes, seed=1).named_parameters())
+    told = {"lr": 0.1, "epochs": 1}
+    sent = sends(model, x, y, added=lambda name, p: variates[name].detach())
+    found = cause(model, sent, **told)
+    assert found.cause is Cause.UNFIT
+    assert "SCAFFOLD" in found.reason
+    noisy = cause(model, sends(model, x, y, added=lambda name, p: torch.randn_like(p)), **told)
+    assert noisy.cause is Cause.NOISE
+    assert "sigma=" in noisy.reason
+    assert cause(model, sends(model, x, y), **told).cause is Cause.PROVED
+
+
+def test_fewer_features_than_samples_are_named():
+    """Two linear layers with nothing between them: the second reads as many features as the first."""
+    features = 12
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Linear(features, 64), nn.Linear(64, M), nn.ReLU(), nn.Linear(M, 10)),
+    )
+    for b, expected in ((features + 2, Cause.NARROW), (B, Cause.PROVED)):
+        after = sends(model, gaussian(b, features), labels(b))
+        found = cause(model, after, lr=0.1, epochs=1, samples=b)
+        assert found.cause is expected
+    after = sends(model, gaussian(features + 2, features), labels(features + 2))
+    words = cause(model, after, lr=0.1, epochs=1, samples=features + 2).reason
+    assert f"linear functions of {features} numbers" in words
+
+
+def test_layers_before_that_were_trained_as_well_are_named():
+    """Inputs that change a little from step to step look like noise."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(216, M), nn.ReLU(), nn.Linear(M, 10)),
+    )
+    x, y = gaussian(B, 64), labels(B)
+    moved = cause(model, sends(model, x, y, steps=10, lr=0.02), lr=0.02, epochs=10, samples=B)
+    assert moved.cause is Cause.TRAINING
+    assert cause(model, sends(model, x, y), lr=0.1, epochs=1, samples=B).cause is Cause.PROVED
+
+
+def test_a_proximal_term_of_another_kind_is_named():
+    """FedProx with the length of the change in place of its square."""
+    model, x, y = three_layers(N, M, 80, 10), gaussian(B, N), labels(B)
+    told = {"lr": 0.1, "epochs": 5, "samples": B}
+    sent = sends(model, x, y, steps=5, penalty=lambda change: 0.02 * change.norm())
+    for proximal, words in ((0.02, "squared change"), (0.0, "give proximal=")):
+        found = cause(model, sent, proximal=proximal, **told)
+        assert found.cause is Cause.SCHEDULE
+        assert words in found.reason
+    squared = sends(model, x, y, steps=5, penalty=lambda change: 0.02 / 2 * change.square().sum())
+    assert cause(model, squared, proximal=0.02, **told).cause is Cause.PROVED
 
 
 def test_dropout_that_is_switched_off_in_the_model_is_named():

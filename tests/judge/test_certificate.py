@@ -246,7 +246,7 @@ def test_training_that_cannot_be_repeated_proves_nothing(monkeypatch):
     done = judge._of_training(recovered(plant(5, m=200)), None)
     assert not bool(done.certified.any())
     assert (done.proof, done.cause) == (Proof.NONE, Cause.TRAINING)
-    assert done.doubts[0].endswith("only by repeating them, and the moon is full")
+    assert done.doubts[0].endswith("are proved by repeating them, and the moon is full")
 
 
 def test_one_sample_that_training_does_not_confirm(monkeypatch):

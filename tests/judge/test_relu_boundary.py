@@ -1,42 +1,11 @@
-"""Which side of its threshold a hidden neuron is on, in each step of a repeated training."""
+"""A neuron whose preactivation is zero to rounding."""
 
 import torch
 
 import spear
 from spear import Outcome
-from spear.federated import fedavg, mlp
-from spear.judge.relu_boundary import Flip, ReluStates, with_relu_states
+from spear.federated import fedavg
 from support.planted import plant, worst_error
-
-
-def test_turning_a_neuron_changes_the_gradient_of_its_sample_in_its_step_only():
-    torch.manual_seed(0)
-    net, z = mlp(5, 3, width=6, depth=3, seed=0), torch.randn(2, 5)
-
-    def gradient(step, flips=frozenset()):
-        states = ReluStates(flips=flips)
-        sided = with_relu_states(mlp(5, 3, width=6, depth=3, seed=0), states)
-        states.begin(step)
-        leaf = z.clone().requires_grad_()
-        return torch.autograd.grad(sided(leaf).square().sum(), leaf)[0]
-
-    leaf = z.clone().requires_grad_()
-    (plain,) = torch.autograd.grad(net(leaf).square().sum(), leaf)
-    flip = frozenset([Flip(step=2, relu=1, sample=1, neuron=int(net[:3](z)[1].argmin()))])
-    assert torch.equal(gradient(2), plain)
-    assert torch.equal(gradient(1, flip), plain)
-    turned = gradient(2, flip)
-    assert torch.equal(turned[0], plain[0])
-    assert not torch.allclose(turned[1], plain[1])
-
-
-def test_neurons_near_their_threshold_are_noted():
-    states = ReluStates(reach=torch.tensor([0.1, 0.1]))
-    states.begin(4)
-    states.on(torch.tensor([[1.0, -1.0], [0.05, 1.0]]))
-    ((away, flip),) = states.near
-    assert flip == Flip(4, 0, 1, 0)
-    assert 0 < away < 1
 
 
 def test_a_neuron_that_the_client_rounded_to_the_other_side_costs_no_proof():

@@ -207,7 +207,7 @@ def table_of(made):
 
 
 def test_a_sweep_from_leak_to_no_leak(tmp_path):
-    options = {"lists": LISTS, "repeats": 2, "workers": 0, "training": QUICK}
+    options = {"lists": LISTS, "repeats": 2, "workers": 0, "training": Training(rounds=6, seeds=2)}
     made = sweep(narrow, numbers(), out=tmp_path, **options)
     table = table_of(made)
     leaking = ["base: b = 4", "b = 16", "C = 1", "3 clients aggregated"]

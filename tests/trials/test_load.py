@@ -1,6 +1,7 @@
 """Many inversions, many rows, many threads: nothing grows, nothing crawls, nobody disturbs another."""
 
 import gc
+import json
 import linecache
 import shutil
 import time
@@ -49,9 +50,9 @@ def test_many_inversions_take_no_more_memory_than_a_few():
         return resident(), len(gc.get_objects()), len(linecache.cache)
 
     # What is loaded or cached grows once; a leak grows every time.
-    passes = list(pairwise(inverted(15) for _ in range(4)))
-    assert min(later[0] - memory for (memory, *_), later in passes) < 1  # MB
-    assert min(later[1] - objects for (_, objects, _), later in passes) < 30  # torch.fx kept 225
+    passes = list(pairwise(inverted(6) for _ in range(4)))
+    assert min(later[0] - memory for (memory, *_), later in passes) < 0.4  # MB
+    assert min(later[1] - objects for (_, objects, _), later in passes) < 12  # torch.fx kept 90
     assert passes[-1][1][2] <= passes[0][0][2]
 
 
@@ -79,7 +80,7 @@ def test_threads_give_the_bits_of_one_after_the_other():
     one_by_one = [inverted(one) for one in batches]
     filters, calls = list(warnings.filters), (nn.Module.__call__, nn.Module.__getattr__)
     with ThreadPoolExecutor(8) as pool:
-        for _ in range(3):
+        for _ in range(2):
             assert list(pool.map(inverted, batches)) == one_by_one
     assert {one[0] for one in one_by_one} == {spear.Outcome.EXACT}
     assert warnings.filters == filters
@@ -152,8 +153,9 @@ def test_ten_thousand_rows_of_an_audit_are_drawn_quickly(tmp_path):
     metrics = {"samples": 2, "exact": True, "recovered": 2, "recognised": 2, "best": 90.0}
     metrics |= {"certified": 2, "certified_wrong": 0}
     done = (Status.DONE, "EXACT", metrics, 0.1, {}, 0.2)
-    lines = (Row(t.key, "leakage", t.settings, t.seed, *done) for t in trials)
-    (tmp_path / "leakage.jsonl").write_text("".join(f"{row.line()}\n" for row in lines))
+    line = json.loads(Row("", "leakage", {}, 0, *done).line())  # a line by hand is made sooner
+    lines = ({**line, "key": t.key, "settings": t.settings, "seed": t.seed} for t in trials)
+    (tmp_path / "leakage.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
     took, rows = seconds(RowFile(tmp_path, "leakage").rows)
     assert len(rows) == MANY
     assert took < 3
@@ -204,7 +206,8 @@ def test_ten_thousand_rows_on_a_page_are_sorted_and_a_few_are_laid_out(tmp_path)
         assert shown.first.inner_text().split()[0] == "0"
         assert shown.count() == 300  # laying out all of them takes seconds
         page.emulate_media(media="print")
-        assert page.locator("tbody tr:visible").count() == MANY
+        seen = "rows => rows.filter(row => row.checkVisibility()).length"
+        assert page.locator("tbody tr").evaluate_all(seen) == MANY
         page.emulate_media(media="screen")
         page.get_by_role("button", name="Show all 10,000 rows").click()
         assert shown.count() == MANY

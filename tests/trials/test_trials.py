@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from spear.errors import DataError, InvalidOption, MissingExtra
 from spear.trials import LocalEngine, Row, RowFile, Status
 from spear.trials.trial import measure, row_without_result
-from support.trial_work import grid, trial, wait_for, work
+from support.trial_work import grid, run, trial, wait_for, work
 
 pytest.importorskip("filelock", reason="needs the cli extra")
 TESTS = Path(__file__).resolve().parents[1]
@@ -34,6 +34,12 @@ JSON = st.dictionaries(WORDS, NUMBERS | st.lists(NUMBERS, max_size=3), max_size=
 
 def silent(step):
     """Nobody listens."""
+
+
+def rows_here(trials, job):
+    """Those of this process."""
+    rows = [measure(each, job, silent, "local") for each in trials]
+    return {row.key: (row.result, dict(pictures)) for row, pictures in rows}
 
 
 def rows_of(engine, trials, job=work, on_step=silent):
@@ -64,15 +70,8 @@ def script(words, **options):
     )
 
 
-def test_rows_are_the_same_in_this_process_and_in_workers():
-    trials = grid(4)
-    here = [measure(each, work, silent, "local") for each in trials]
-    expected = {row.key: (row.result, dict(pictures)) for row, pictures in here}
-    assert {row["outcome"] for row, _ in expected.values()} == {"EXACT"}
-    assert rows_of(LocalEngine(2), trials) == expected
-
-
 def test_a_killed_worker_s_trial_runs_again_and_one_that_always_dies_fails(tmp_path):
+    """All others have the rows that this process gives them."""
     trials, killed = [trial(0, "killed once"), trial(1, "dies"), *grid(5)[2:]], []
 
     def kill(step):
@@ -81,12 +80,14 @@ def test_a_killed_worker_s_trial_runs_again_and_one_that_always_dies_fails(tmp_p
             killed.append(int(step.words))
             os.kill(killed[-1], signal.SIGKILL)
 
-    rows = rows_of(LocalEngine(2), trials, partial(work, folder=str(tmp_path)), kill)
+    job = partial(work, folder=str(tmp_path))
+    rows = rows_of(LocalEngine(2), trials, job, kill)
     assert len(killed) == 1
     failed, _ = rows.pop(trials[1].key)
     assert failed["status"] is Status.FAILED
     assert failed["error"] == "its worker died 2 times (exit code -9)"
     assert {row["outcome"] for row, _ in rows.values()} == {"EXACT"}
+    assert rows == rows_here([trials[0], *trials[2:]], job)
 
 
 def test_what_goes_wrong_is_a_row_and_time_is_limited():
@@ -125,23 +126,23 @@ def test_without_ray_the_engine_says_what_to_install(monkeypatch):
         importlib.import_module("spear.integrations.ray")
 
 
-def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path):
-    n = 10
+def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path, capfd):
+    n = 8
     file = tmp_path / "tiny.jsonl"
 
     def lines():
         return file.read_bytes().count(b"\n") if file.exists() else 0
 
-    words = "from support.trial_work import run, trial; run({!r}, {}, 2, {})"
+    words = f"run({str(tmp_path)!r}, {n}, 2, [trial(99, 'hangs')])"
     # One worker is busy for minutes when the run is killed.
-    process = script(words.format(str(tmp_path), n, "[trial(99, 'hangs')]"))
+    process = script(f"from support.trial_work import run, trial; {words}")
     wait_for(lambda: lines() >= 3)
     process.kill()
     process.wait()
     process.stderr.close()
     assert lines() < n
-    _, told = script(words.format(str(tmp_path), n, "[]")).communicate(timeout=100)
-    assert told == ""
+    run(str(tmp_path), n, 1)
+    assert capfd.readouterr().err == ""
     keys = [json.loads(line)["key"] for line in file.read_text().splitlines()]
     trials = grid(n, seconds=0.1)
     assert sorted(keys) == sorted(each.key for each in trials)

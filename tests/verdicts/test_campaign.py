@@ -18,7 +18,7 @@ from verdict_cases.base import party
 # Families whose updates are more, or less, than their samples' gradients: noise, other weights, steps.
 MORE = {"noisy", "pruned", "quantised", "FedAvg", "other model", "stitched", "random matrix"}
 MORE |= {"wrong learning rate", "autocast", "penalties", "odd optimisers", "foreign rows"}
-MORE |= {"masks", "mixed precisions"}
+MORE |= {"masks", "mixed precisions", "trained apart"}
 
 
 @pytest.mark.parametrize("family", verdict_cases.FAMILIES)

@@ -6,6 +6,7 @@ What they send is given to `observe` as it is.
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict
 from itertools import pairwise
 
@@ -192,3 +193,61 @@ def test_the_preflight_predicts_it(name):
     seen = preflight(make().train(), samples=B, data="numbers", sends="weights", lr=LR)
     expected = Exposure.EXPOSED if told is None else Exposure.PARTLY
     assert seen.verdict in (Exposure.EXPOSED, expected), seen.headline
+
+
+def pictures(*first, side, channels, drop=0.0):
+    """A small convolutional network for pictures of some size, behind what it does to them first."""
+    torch.manual_seed(0)
+    pixels = (side - 5) // 4 + 1
+    return nn.Sequential(
+        *(*first, nn.Conv2d(channels, 4, 5, stride=4), nn.ReLU(), nn.Dropout(drop), nn.Flatten()),
+        *(nn.Linear(4 * pixels**2, M), nn.ReLU(), nn.Linear(M, 10)),
+    )
+
+
+PICTURES = {
+    "channels last": (lambda self, x: x.permute(0, 3, 1, 2), 32, 3, (32, 32, 3)),
+    "no channels": (lambda self, x: x.unsqueeze(1), 28, 1, (28, 28)),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_preflight_finds_the_shape_of_pictures(name):
+    """Models that move or add the channels themselves; dropout before the layer draws one mask."""
+    forward, side, channels, shape = PICTURES[name]
+    model = pictures(module(forward), side=side, channels=channels, drop=0.25).train()
+    seen = preflight(model, samples=B, data="drawings", sends="weights", lr=LR, local_steps=1)
+    assert f"all {B} made-up samples came back exactly" in seen.headline
+    assumed = next(remark.words for remark in seen.remarks if remark.subject == "assumed")
+    assert " x ".join(map(str, shape)) in assumed
+    x, y, local = gaussian(B, math.prod(shape)).view(B, *shape), labels(B), copy.deepcopy(model)
+    F.cross_entropy(local(x), y).backward()
+    torch.optim.SGD(local.parameters(), lr=LR).step()
+    result = spear.invert(spear.observe(model, after=local.state_dict(), lr=LR, epochs=1))
+    assert len(result.inputs) == B
+
+
+def test_what_comes_back_is_compared_with_what_the_layer_read():
+    """Mini-batches are shuffled, dropout draws a mask in every step, and convolutions are trained."""
+    model = pictures(side=32, channels=3, drop=0.25).train()
+    told = {"samples": B, "lr": LR, "epochs": 1, "local_batch_size": 3}
+    assert (
+        f"all {B} made-up samples came back exactly"
+        in preflight(model, data="photos", **told).headline
+    )
+
+
+def test_one_step_of_the_whole_batch_is_rehearsed_as_one_step():
+    """A batch size of at least the samples: the attack, told both, proves what one step proves."""
+    model = MODELS["Linear, Dropout, ReLU"][0]().train()
+    told = {"samples": B, "lr": LR, "epochs": 1, "local_batch_size": B + 4}
+    seen = preflight(model, data="numbers", **told)
+    assert any(f"exactly, {B} of them proved" in remark.words for remark in seen.remarks)
+    steps = preflight(model, data="numbers", **{**told, "local_batch_size": 2})
+    assert any("0 of them proved" in remark.words for remark in steps.remarks)
+
+
+def test_a_rehearsal_that_ran_out_of_time_says_so():
+    seen = preflight(inplace(), samples=B, data="numbers", max_seconds=1e-3)
+    assert seen.verdict is Exposure.UNKNOWN
+    assert "max_seconds" in seen.headline

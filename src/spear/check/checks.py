@@ -41,7 +41,7 @@ def preflight(
     layer: str | None = None,
     input_shape: tuple[int, ...] | None = None,
     data: str | None = None,
-    max_seconds: float = 10.0,
+    max_seconds: float = 30.0,
     tell: Callable[[str], None] = lambda words: None,
     protocol: Protocol | None = None,
     privacy: Privacy | None = None,
@@ -230,17 +230,19 @@ class _Case:
     ) -> Preflight:
         """The verdict for the kind of data that was recovered best."""
         best = min(played, key=lambda one: _ORDER.index(one.score.recovery))
-        score = best.score
+        score, late = best.score, any(one.cause is Cause.TIME for one in played)
         reached, layer, clients = _VERDICTS[score.recovery], stage.layer, self.protocol.clients
         if score.recovery is not Recovery.NOTHING:
             where = f"layer {layer.name!r} ({layer.inputs} → {layer.outputs})"
             happened = f"{score.words} from {where}{_others(best, played)}"
             if best.up_to_scale:
                 reached, happened = Exposure.PARTLY, f"{happened}, each up to a factor"
+            if reached is Exposure.PARTLY and late:
+                happened += ", and more may in more time (max_seconds)"
         elif hidden is not None:
             remarks.append(hidden)
             reached, happened = Exposure.NOT_EXPOSED, _HIDDEN
-        elif any(one.cause is Cause.TIME for one in played):
+        elif late:
             happened = "the rehearsal found nothing in the time it had; give it more (max_seconds)"
         else:
             happened = f"a rehearsal with made-up data recovered nothing; {_AUDIT}"
@@ -319,11 +321,13 @@ def _remark(played: list[Rehearsal]) -> Remark:
 
 
 def _others(best: Rehearsal, played: list[Rehearsal]) -> str:
-    """What came back of each kind of data, if they disagree; else empty."""
+    """What came back of each kind of data, if they disagree; else empty. That nothing came back of some
+    says that real data decides."""
     if all(one.score.recovery is best.score.recovery for one in played):
         return ""
     less = [f"{one.kind.words}: {one.score.short}" for one in played if one is not best]
-    return f" ({'; '.join([best.kind.words, *less])})"
+    depends = any(one.score.recovery is Recovery.NOTHING for one in played)
+    return f" ({'; '.join([best.kind.words, *less])}){', so it depends on the data' * depends}"
 
 
 def _of_update(

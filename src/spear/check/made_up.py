@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from spear.errors import InvalidOption
 from spear.judge import main_tensor
-from spear.update import embedding_of, picture
+from spear.update import channels_last, embedding_of, picture
 
 _MOST_CATEGORIES = 28  # of a table's column
 
@@ -99,7 +99,7 @@ def _photos(samples: int, shape: tuple[int, ...], generator: torch.Generator) ->
     smooth: Tensor = torch.fft.ifft2(torch.fft.fft2(white) / frequency**1.2).real
     contrast = torch.exp(0.35 * torch.randn(samples, 1, 1, 1, generator=generator))
     photos = 0.85 * contrast * smooth / smooth.std()
-    return photos.clamp(-2, 2).reshape(samples, *shape)
+    return _arranged(photos.clamp(-2, 2), shape)
 
 
 def _pixels(samples: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -119,7 +119,14 @@ def _drawings(samples: int, shape: tuple[int, ...], generator: torch.Generator) 
     rows = [(across + up[:, i, None]).amin(-1) for i in range(height)]
     ink = (2 - torch.stack(rows, 1) / 0.1**2).clamp(0, 1)  # (samples, h, w)
     ink = (ink - ink.mean()) / ink.std()
-    return ink[:, None].expand(-1, channels, -1, -1).reshape(samples, *shape)
+    return _arranged(ink[:, None].expand(-1, channels, -1, -1), shape)
+
+
+def _arranged(pictures: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Pictures (samples, channels, height, width) as the model reads them (samples, *shape)."""
+    if channels_last(shape):
+        return pictures.movedim(1, -1)
+    return pictures.reshape(len(pictures), *shape)
 
 
 def _table(samples: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

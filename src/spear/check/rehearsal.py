@@ -19,7 +19,7 @@ from spear.federated import Sent, send, split
 from spear.inversion import invert
 from spear.judge import Cause
 from spear.metrics import assign
-from spear.update import LayerUpdate, Protocol, input_shapes, layer_inputs
+from spear.update import LayerUpdate, Protocol, input_shapes, layer_inputs, reading
 
 # Errors are in units of the samples' distance from their mean: guessing the mean has an error of 1.
 _EXACT = 1e-3
@@ -130,31 +130,34 @@ class Stage:
         inputs = _fitting(kind.make(samples, self.shape, generator), self.model)
         outputs = self.outputs.repeat(protocol.clients, *[1] * (self.outputs.ndim - 1))
         batches = split(inputs, targets_for(outputs, generator).to(inputs.device), protocol)
+        read = _Read(inputs)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)  # so that dropout is the same twice
-            truth = self._layer_inputs([x for x, _ in batches])
-            torch.manual_seed(seed)
+            torch.manual_seed(seed)  # for dropout
             try:
-                sent = send(self.model, batches, protocol, loss=loss_of, generator=generator)
+                with reading(self.model, self.layer.name, read.see):
+                    sent = send(self.model, batches, protocol, loss=loss_of, generator=generator)
                 view = self._view(sent)
             except (SpearError, ValueError, RuntimeError) as error:  # batch norm of one sample, say
                 return Declined(_complaint(error))
             result = invert(view, max_seconds=max_seconds)
         found = result.inputs.double()
+        truth = read.nearest(found)
         score, certified = compare(found, truth), int(result.certified.sum())
         rehearsal = Rehearsal(kind, score, certified, result.cause)
         if score.recovery is Recovery.EXACT or (view.has_bias and protocol.clips != "per-layer"):
             return rehearsal
-        scaled = compare(_scaled(found, truth.double()), truth)
+        scaled = compare(_scaled(found, truth), truth)
         return replace(rehearsal, score=scaled, up_to_scale=True)
 
     def _view(self, sent: Sent) -> LayerUpdate:
-        """The layer as the server sees it. A layer that could not be traced is taken to have a ReLU
-        behind it, and updates of other optimisers are tried as if they came from SGD."""
+        """The layer as the server sees it, which is told the whole protocol, as an attack is. A layer
+        that could not be traced is taken to have a ReLU behind it, and updates of other optimisers are
+        tried as if they came from SGD."""
         as_sgd = replace(sent.protocol, optimizer="sgd", sigma=None)
         sent = replace(sent, protocol=as_sgd if not sent.protocol.is_sgd else sent.protocol)
         if self.layer.attackable:
-            return sent.view(self.model, self.layer.name)
+            view = sent.view(self.model, self.layer.name)
+            return view.told(samples=sent.protocol.samples)
         own, prefix = self.model.get_submodule(self.layer.name), f"{self.layer.name}."
         assert isinstance(own, nn.Linear)
         rate = 1.0 if sent.protocol.sends == "gradient" else -sent.protocol.rate
@@ -165,10 +168,36 @@ class Stage:
             bias_grad=sent.update[f"{prefix}bias"] / rate,
         )
 
-    def _layer_inputs(self, batches: list[Tensor]) -> Tensor:
-        """What the layer reads of the batches (rows, n)."""
-        model = copy.deepcopy(self.model)  # batch norm keeps count of what it sees
-        return torch.cat([_watched(model, self.layer.name, x)[0] for x in batches])
+
+class _Read:
+    """What the layer read of every sample, in all steps: dropout, and training of the layers before it,
+    give other inputs in each."""
+
+    def __init__(self, inputs: Tensor) -> None:
+        self._samples = inputs.flatten(1)  # (b, ...)
+        self._versions: dict[tuple[int, int], list[Tensor]] = {}  # of a sample and a row of it
+        self._kept = 0
+
+    def see(self, batch: Tensor, rows: Tensor) -> None:
+        """Keep what is new of the layer's inputs, while there is room."""
+        samples = [int((self._samples == x).all(1).nonzero()[0]) for x in batch.flatten(1)]
+        rows = rows.flatten(0, -2)  # (rows, n), as many of every sample
+        each = max(1, len(rows) // len(samples))
+        for i, row in enumerate(rows):
+            versions = self._versions.setdefault((samples[i // each % len(samples)], i % each), [])
+            known = bool(versions) and torch.equal(versions[-1], row)
+            if not versions or (not known and self._kept < _MOST_ENTRIES):
+                versions.append(row)
+                self._kept += row.numel()
+
+    def nearest(self, found: Tensor) -> Tensor:
+        """Of every row (rows, n) the version that is nearest to a sample that was found (k, n)."""
+        chosen = []
+        for kept in self._versions.values():
+            versions = torch.stack(kept).to(found)  # (versions, n)
+            best = torch.cdist(versions, found).amin(1).argmin() if len(found) else 0
+            chosen.append(versions[best])
+        return torch.stack(chosen)
 
 
 class TooLarge(Declined):
@@ -242,7 +271,7 @@ def _fitting(inputs: Tensor, model: nn.Module) -> Tensor:
     """On the model's device and in its precision; words stay whole numbers."""
     parameter = next(model.parameters())
     dtype = parameter.dtype if inputs.is_floating_point() else inputs.dtype
-    return inputs.to(parameter.device, dtype)
+    return inputs.to(parameter.device, dtype).contiguous()  # or dropout draws in another order
 
 
 def _scaled(found: Tensor, truth: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ def check(
     steps: told.Steps = 1,
     max_seconds: Annotated[
         float, typer.Option(help="Time limit of one search, in seconds.", min=0.1)
-    ] = 10.0,
+    ] = 30.0,
     json: Annotated[
         Path | None, option(_WRITE, "The result as JSON, for spear.load; - prints it.")
     ] = None,

@@ -20,7 +20,15 @@ from spear.errors import Declined, InvalidUpdate
 from spear.factors.spectrum import batch_size_from
 from spear.factors.streaming import double, live, with_unseen
 from spear.tolerances import MARGIN
-from spear.update import LayerUpdate, Protocol, Round, Rounds, looks_like_adam, network_before
+from spear.update import (
+    LOCAL_TRAINING,
+    LayerUpdate,
+    Protocol,
+    Round,
+    Rounds,
+    looks_like_adam,
+    network_before,
+)
 
 _SPARE_DIRECTIONS = 16  # besides twice the samples that show
 _NEW_DIRECTION = 1e-3  # roundings of a round's gradient: fainter directions are dropped at once
@@ -94,8 +102,8 @@ def _unfit(view: LayerUpdate) -> str:
         return f"a ReLU {view.relu} the layer is not supported over rounds"
     if not view.protocol.is_sgd or looks_like_adam(view):
         return "it looks like an update of Adam, or of another optimiser than SGD"
-    if view.trained and not view.protocol.one_step:
-        return "it comes from several local steps: so far rounds of one step each are combined"
+    if view.trained and not view.protocol.one_step and view.protocol.lr is None:
+        return "it comes from several local steps, and their learning rate is not known (give lr=)"
     if view.protocol.weight_decay or view.protocol.proximal:
         return "weight decay and proximal terms are not taken off over rounds"
     if not bool(view.weight_grad.any()):
@@ -439,6 +447,7 @@ def _round(number: int, view: LayerUpdate) -> Round:
         view.samples,
         view.grid,
         rounding,
+        view.protocol.rate if view.trained and not view.protocol.one_step else 0.0,
     )
 
 
@@ -447,7 +456,9 @@ def _shared_protocol(first: Protocol, rounds: Sequence[Round]) -> Protocol:
     told = {each.samples for each in rounds}
     if len(told) > 1:  # data that grows, or a round with part of it: nobody told of all
         first = dataclasses.replace(first, samples=None)
-    return dataclasses.replace(first, sends="gradient", lr=None, epochs=None, local_steps=None)
+    none = Protocol()
+    local = {name: getattr(none, name) for name in LOCAL_TRAINING}
+    return dataclasses.replace(first, sends="gradient", **local)
 
 
 def _before(view: LayerUpdate) -> dict[str, Tensor] | Declined:

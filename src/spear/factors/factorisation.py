@@ -304,11 +304,15 @@ class Factors:
         FedSGD has one end. W after = W - lr dL/dW, so W R^T falls by lr L.
         """
         H, bias = self.preactivation[None], self.bias[None, :, None]
-        if not self.trained:
+        rounds = self.view.rounds
+        if rounds is not None and rounds.trained:
+            rate = rounds.rates[:, None]  # (m, 1), of every round
+        elif self.trained:
+            rate = torch.full_like(self.left[:, :1], self.protocol.rate)
+        else:
             return H, bias
-        lr = self.protocol.rate
-        moved = lr * self.bias_grad[None, :, None]
-        return torch.cat([H, H - lr * self.L]), torch.cat([bias, bias - moved])
+        moved = rate * self.bias_grad[:, None]
+        return torch.cat([H, H - rate * self.L]), torch.cat([bias, bias - moved])
 
     @cached_property
     def weight_lengths(self) -> Tensor:

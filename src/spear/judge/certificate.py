@@ -29,7 +29,7 @@ from spear.judge.replay import Fit, replaying
 from spear.judge.replay_rounds import fit_rounds
 from spear.judge.rivals import Ruling
 from spear.judge.selection import Selection
-from spear.judge.training import retrain
+from spear.judge.training import knows_order, retrain, simulate
 from spear.update import LayerUpdate
 
 
@@ -68,9 +68,17 @@ def certify(
     if factors.noisy and not bool(found.precise.any()):
         return _composed(found, [_imprecise(found)], Proof.NONE)
     protocol = factors.protocol
+    if factors.view.rounds is not None and factors.view.rounds.trained:
+        words = "several local steps in every round are not repeated, so nothing is proved"
+        return _unproved(found, Cause.TRAINING, (words,))
     if protocol.one_step:
         return _of_one_step(found, loss, generator)
     repeated = _of_training(found, loss)
+    if not repeated.whole:
+        simulated = _of_training_by_pattern(found, loss)
+        more = simulated is not None and simulated.certified.sum() > repeated.certified.sum()
+        if simulated is not None and (more or not knows_order(found)):
+            repeated = simulated
     if repeated.whole or protocol.steps is not None or protocol.mini_batches:
         return repeated
     # Nobody said how many steps there were. The proof for one step holds at any learning rate.
@@ -288,8 +296,18 @@ def _composed(
     )
 
 
+def _penalty(told: float, length: float) -> str:
+    """A penalty as a cause of steps of another length, to end a list with."""
+    if told:
+        return (
+            f", or a proximal term other than {told:g} / 2 times the squared change of the weights"
+        )
+    untold = ", or a penalty on their change that was not told (FedProx: give proximal=)"
+    return untold if length < 1 else ""
+
+
 def _of_training(found: Recovered, loss: Loss | None) -> Certificate:
-    """After several local steps signs and zeros need not match: only repeating the steps proves."""
+    """After several local steps signs and zeros need not match: the steps are repeated."""
     retrained = retrain(found, loss)
     told = found.view.samples
     nothing = isinstance(retrained, Declined) or not bool(retrained.matched.any())
@@ -306,15 +324,15 @@ def _of_training(found: Recovered, loss: Loss | None) -> Certificate:
         )
         return _unproved(found, Cause.AUGMENTED, (words,))
     if isinstance(retrained, Declined):
-        words = f"several local steps are proved only by repeating them, and {retrained.reason}"
+        words = f"several local steps are proved by repeating them, and {retrained.reason}"
         cause = Cause.DROPOUT if found.view.dropout else Cause.TRAINING
         return _unproved(found, cause, (words,))
     if nothing and retrained.other_rate is not None:
         words = (
             "repeating the local training changes the same neurons, but the client went "
             f"{retrained.other_rate:.2g} times as far. Likely causes: a learning rate that changes "
-            "from step to step (give lr= one for each), another learning rate, momentum, or another "
-            "number of epochs"
+            "from step to step (give lr= one for each), clipping, another learning rate, momentum or "
+            f"number of epochs{_penalty(found.view.protocol.proximal, retrained.other_rate)}"
         )
         return _unproved(found, Cause.SCHEDULE, (words,))
     determined = (found.selection.directions.redundancy > 0) | retrained.closely
@@ -333,3 +351,32 @@ def _of_training(found: Recovered, loss: Loss | None) -> Certificate:
     labels = torch.where(retrained.matched, retrained.labels, -1)
     remark = f"{retrained.epochs} local epoch{'s' * (retrained.epochs != 1)} repeated"
     return _composed(found, rulings, Proof.REPLAY, labels, remark)
+
+
+def _of_training_by_pattern(found: Recovered, loss: Loss | None) -> Certificate | None:
+    """Several local steps that cannot be repeated to the bit: order, rounding.
+
+    Every zero of a direction says that its sample was off in all of its steps, every other entry that
+    it was on in one. Training in an order of our own says where that is so, up to what the order
+    changes; entries that it may decide count for nothing. The zeros that are left hold the direction,
+    and the bias gradient its scale, as after one step. The simulation also shows that no trace weighs
+    as several samples, and that weights and biases moved alike.
+    """
+    simulated = simulate(found, loss)
+    if isinstance(simulated, Declined):
+        return None
+    known = simulated.recognised
+    rulings = [
+        Ruling(
+            Cause.TRAINING,
+            known,
+            "are changed otherwise by the local training, simulated as it was told"
+            + ", in mini-batches of any order" * (not simulated.ordered),
+        ),
+        rivals.mix_in_training(found, simulated),
+        rivals.scale_of_all(found, simulated),
+        rivals.merge_in_simulation(found, simulated),
+        _imprecise(found),
+    ]
+    labels = torch.where(known, simulated.labels, -1)
+    return _composed(found, rulings, Proof.PATTERN, labels, "the local training was simulated")

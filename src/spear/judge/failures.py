@@ -6,13 +6,20 @@ The first cause that fits is named. Each is a measurement on the update, or some
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+
+import torch
 
 from spear import theory
-from spear.factors import Factors, rounding_of
+from spear.factors import Factors, batch_size_from, rounding_of
 from spear.judge.causes import Cause
-from spear.tolerances import MARGIN, MOVED_TOO_FAR, ROWS_PER_SAMPLE
+from spear.tolerances import MARGIN, MOVED_TOO_FAR, ROWS_PER_SAMPLE, SAME_NOISE
 from spear.update import NOISE_UNITS, LayerUpdate
 
+_ROWS_OF_NOISE = (
+    40,
+    400,
+)  # rows and columns of another layer: the fewest that show its noise, the most
 _NOT_AS_SAID = (
     "Likely causes: weights of another round than the client's, no ReLU after the layer, an optimiser "
     "other than SGD, or too few neurons; `spear check` says more"
@@ -37,14 +44,17 @@ def why_not_found(factors: Factors, stopped: tuple[Cause, str] | None) -> tuple[
             f"The client's local training moved preactivations by {moved:.0%} of their size, so that "
             "which neurons are off changed on the way: fewer or smaller local steps would show more"
         )
-    if inputs_moved(view) and (view.samples is None or factors.b > view.samples):
+    if inputs_moved(view) and (
+        stopped is None if view.samples is None else factors.b > view.samples
+    ):
         return Cause.TRAINING, INPUTS_MOVED
     narrow = view.rounds is not None or rows < ROWS_PER_SAMPLE * factors.b
     if stopped is not None:
         cause, again = stopped
         return cause, f"{again}. {too_narrow(factors)}" if narrow else again
-    if _told_too_many(factors) or narrow:
-        return Cause.NARROW, _too_many(factors) if _told_too_many(factors) else too_narrow(factors)
+    too_many = _too_many(factors)
+    if too_many or narrow:
+        return Cause.NARROW, too_many or too_narrow(factors)
     if view.dropout and (1 - view.dropout) * rows < ROWS_PER_SAMPLE * factors.b:
         return Cause.DROPOUT, (
             f"Dropout of {view.dropout:g} leaves each sample few of the layer's {rows} rows: a wider "
@@ -67,16 +77,21 @@ def inputs_moved(view: LayerUpdate) -> bool:
     return view.trained and not view.protocol.one_step and not view.reads_data
 
 
-def _told_too_many(factors: Factors) -> bool:
-    told = factors.view.samples
-    return told is not None and factors.view.rounds is None and told >= min(factors.m, factors.n)
-
-
 def _too_many(factors: Factors) -> str:
-    told, smaller = factors.view.samples, min(factors.m, factors.n)
+    """That there are as many samples as the layer can tell apart, or more, in words; else empty."""
+    view, told = factors.view, factors.view.samples
+    most = min(factors.m, view.features)
+    samples = max(told or 0, factors.batch_size or 0)
+    if samples < most or view.rounds is not None:
+        return ""
+    read = f"{factors.n} inputs"
+    if view.features < factors.n:
+        read = f"inputs that are linear functions of {view.features} numbers"
+    what = f"{samples} samples {'were told' if samples == told else 'show'}"
+    wider = "A smaller batch would show more" if most < factors.m else too_narrow(factors, samples)
     return (
-        f"{told} samples were told, and the layer has {factors.n} inputs and {factors.m} outputs: "
-        f"{smaller} samples or more cannot be told apart. {too_narrow(factors, told)}"
+        f"{what}, and the layer has {read} and {factors.m} outputs: {most} samples or more cannot be "
+        f"told apart. {wider}"
     )
 
 
@@ -105,15 +120,16 @@ def why_no_gap(factors: Factors) -> tuple[Cause, str]:
             f"not tell whether data leaks. Likely causes: {smaller} samples or more (give more "
             "rounds), augmentation or changing clients, so that every round has other data, or noise"
         )
-    if _told_too_many(factors):
-        return Cause.NARROW, _too_many(factors)
+    if too_many := _too_many(factors):
+        return Cause.NARROW, too_many
     if inputs_moved(factors.view):
         return Cause.TRAINING, f"the difference of the weights shows no samples. {INPUTS_MOVED}"
     if factors.trained:
         return Cause.NO_GAP, (
             "the difference of the weights shows no samples, which does not tell whether data leaks. "
             "Likely causes: weights of another round than those the client was sent, "
-            f"{smaller} samples or more, an optimiser other than SGD, or noise"
+            f"{smaller} samples or more, an optimiser other than SGD, corrections of its steps such as "
+            "the control variates of SCAFFOLD, or noise"
         )
     return Cause.NO_GAP, (
         "the spectrum shows no gap, which does not tell whether data leaks. Likely causes: a "
@@ -122,19 +138,42 @@ def why_no_gap(factors: Factors) -> tuple[Cause, str]:
     )
 
 
-def why_noisy(factors: Factors) -> str:
-    """Where noise that nobody told of may come from, in words; empty if it was told."""
+def why_noisy(factors: Factors) -> tuple[Cause, str] | None:
+    """Where noise that nobody told of may come from, and what to do; None if it was told."""
     view = factors.view
     if not view.trained or view.protocol.given(*NOISE_UNITS) or view.protocol.coarse:
-        return ""
+        return None
     entries = int(factors.live_rows.sum()) * int(factors.live_columns.sum())
     if factors.noise <= MARGIN * math.sqrt(rounding_of(view).energy / max(entries, 1)):
-        return (
+        return Cause.NOISE, (
             "That is the rounding of the weights that were subtracted: they moved too little. Larger "
             "steps, or gradients in place of weights, would show more, so this does not tell whether "
             "data leaks"
         )
-    return INPUTS_MOVED if inputs_moved(view) else _STALE
+    if inputs_moved(view):
+        return Cause.TRAINING, INPUTS_MOVED
+    for name, noise in _noise_elsewhere(view):
+        if not 1 / SAME_NOISE <= noise / factors.noise <= SAME_NOISE:
+            louder = f"{noise / factors.noise:.2g} times as loud in {name!r} as in {view.layer!r}"
+            return Cause.UNFIT, (
+                f"It is {louder}, and noise that a client adds is the same everywhere. Likely causes: "
+                "corrections in its steps, such as the control variates of SCAFFOLD (take them off "
+                "what was sent), or weights of another round: this does not tell whether data leaks"
+            )
+    return Cause.NOISE, _STALE
+
+
+def _noise_elsewhere(view: LayerUpdate) -> Iterator[tuple[str, float]]:
+    """The noise of an entry in other linear layers, where their spectrum shows it."""
+    fewest, most = _ROWS_OF_NOISE
+    for name, whole in view.others.items():
+        if whole.ndim != 2 or min(whole.shape) < fewest:
+            continue
+        part = whole[:most, :most].double()
+        s, (m, n) = torch.linalg.svdvals(part), part.shape
+        b = batch_size_from(s, m, n, torch.finfo(whole.dtype).eps)
+        if b is not None and 2 * b <= len(s):
+            yield name, float(s[b:].norm()) / math.sqrt((m - b) * (n - b))
 
 
 def too_narrow(factors: Factors, samples: int | None = None) -> str:

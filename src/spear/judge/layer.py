@@ -56,6 +56,8 @@ class Recovered:
     selection: Selection
     replayed: bool = False
     """Did a replay explain every sample's gradient, with more than one output to vary?"""
+    confirmed: Tensor | None = None
+    """(rows, b): zeros that local training confirms, instead of the signs before it."""
 
     @property
     def b(self) -> int:
@@ -116,6 +118,8 @@ class Recovered:
         samples that cancel. A mix is no label's gradient: once the replay explains every direction, and
         more zeros hold it than it was solved for, its zeros are its own.
         """
+        if self.confirmed is not None:
+            return self.confirmed
         zeros = self.selection.directions.zeros
         confirmed = zeros & (self.Z[:, self.factors.live_rows].T < 0)
         if self.view.dropout and self.replayed:

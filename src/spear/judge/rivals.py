@@ -7,17 +7,20 @@ which samples it fails. `certify` combines the rulings.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from spear import theory
 from spear.factors import Factors
 from spear.judge.causes import Cause
-from spear.judge.layer import Recovered, signs_hold, spare_rows
+from spear.judge.layer import Recovered, bias_in_span, signs_hold, spare_rows
 from spear.judge.replay import Fit
-from spear.search import redundancy, unit
+from spear.judge.training import Simulated, deviation_of_median, scale_claimed
+from spear.search import SIGN_AGREEMENT, redundancy, unit
 from spear.tolerances import (
     COINCIDENCE,
     DEVIATIONS_TO_SPARE,
@@ -25,7 +28,10 @@ from spear.tolerances import (
     LARGEST_MERGE,
     MARGIN,
     NEAR_DUPLICATE,
+    PATTERN_CHANCE,
     SPARE_ROWS,
+    TRAINING_AGREES,
+    TRAINING_SCALE,
     UNDECIDED,
     WHOLE_WEIGHT,
 )
@@ -126,7 +132,8 @@ def unmixed(found: Recovered, sound: Tensor) -> Tensor:
 
     If the wrong direction is zero in a row, its own preactivation agrees, and a sample is not zero
     there, then the sample is not in the mix, unless those zeros are just what the direction was
-    solved for.
+    solved for. Zeros by cancellation agree with the preactivation by chance, as often as not: as many
+    as contradict it count for nothing.
     """
     selection, side = found.selection, found.selection.directions.side
     D = (side.basis @ selection.directions.vectors).abs()  # (rows, b), unit directions
@@ -141,7 +148,8 @@ def unmixed(found: Recovered, sound: Tensor) -> Tensor:
         1,
     )  # (rows, wrong)
     excluding = active.T.to(D) @ informative.to(D)  # (b, wrong)
-    return (excluding >= SPARE_ROWS).all(1)
+    cancelled = selection.directions.zeros & (found.Z[:, found.factors.live_rows].T > 0)
+    return (excluding >= SPARE_ROWS + 2 * cancelled[:, wrong].sum(0)).all(1)
 
 
 def scale(found: Recovered, fit: Fit | None) -> Ruling:
@@ -366,6 +374,80 @@ def scale_in_training(found: Recovered, off: Tensor) -> Ruling:
     """
     claimed = EXACT_ERROR * found.value_range / found.sizes
     return Ruling(Cause.SCALE, 2 * off <= claimed, _ANY_SCALE)
+
+
+def mix_in_training(found: Recovered, simulated: Simulated) -> Ruling:
+    """Could part of another sample be in this one, after several local steps? See `mix`.
+
+    The training is known nearly, so a few signs may be wrong, and zeros count only where it says that
+    the sample was off. Any two of them may be left out, and the others must still hold the direction:
+    a row that is no zero turns a direction that hangs on it.
+    """
+    factors, selection = found.factors, found.selection
+    side, live = selection.directions.side, factors.live_rows
+    values = (side.basis @ selection.directions.vectors).abs()  # (rows, b)
+    off, on = selection.directions.zeros, values > UNDECIDED * side.zero
+    highest, slack = simulated.highest[:, live].T, simulated.slack[:, live].T
+    slack = slack + factors.weight_lengths[live] * factors.preactivation_error(selection.C)
+    wrong = ((off & (highest > slack)) | (on & (highest < -slack))).sum(0)
+    decided = ((off | on) & (highest.abs() > slack)).sum(0)  # (b,)
+    few = (1 - SIGN_AGREEMENT) * decided if simulated.dimensions > 1 else torch.zeros_like(decided)
+    held = dataclasses.replace(found, confirmed=off & (highest < -slack))
+    sound = (wrong <= few) & _is_determined(held) & _held_by_several(held)
+    at_once = found.b if bool(sound.all()) else 1  # all of them by luck, or one of them
+    chance = [
+        theory.pattern_by_chance(max(rows, 1), found.b) * math.comb(rows, k)
+        for rows, k in zip(decided.tolist(), wrong.tolist(), strict=True)
+    ]
+    sound = sound & (max(chance) ** at_once <= PATTERN_CHANCE)
+    if not bool(sound.all()):
+        sound = sound & unmixed(held, sound)
+    return Ruling(
+        Cause.MIXED,
+        sound,
+        "may hold parts of others: their zeros and signs do not agree with the local training",
+    )
+
+
+def _held_by_several(found: Recovered) -> Tensor:
+    """Directions (b,) that their confirmed zeros hold, with two to spare."""
+    selection, held = found.selection, found.confirmed_zero_rows
+    side = selection.directions.side
+    white = unit(selection.Q * side.scales[:, None], 0)
+    enough = []
+    for j in range(found.b):
+        found.factors.check_time()
+        enough.append(redundancy(side, white[:, j], held[:, j]) > 1)
+    return torch.tensor(enough, device=white.device)
+
+
+def scale_of_all(found: Recovered, simulated: Simulated) -> Ruling:
+    """Do all samples together weigh more or less than the local training gives them?
+
+    Biases that were scaled apart change every sample's weight by one factor; the order of mini-batches
+    changes each by its own, so that the median shows the factor. Weights that were scaled apart change
+    what the training does to all layers: the scale at which it fits best shows that.
+    """
+    apart = abs(simulated.usual_weight - 1)
+    off = abs(simulated.scale - 1)
+    if simulated.ordered:
+        known = max(2 * apart, off + simulated.scale_error) <= scale_claimed(found)
+    else:
+        error = DEVIATIONS_TO_SPARE * deviation_of_median(simulated.weights) + TRAINING_AGREES
+        known = apart <= error <= TRAINING_SCALE
+        known = known and off + 2 * simulated.scale_error <= TRAINING_SCALE
+    alike = torch.full_like(simulated.recognised, known and bias_in_span(found.factors))
+    return Ruling(Cause.SCALE, alike, _ANY_SCALE, (SCALED_ALIKE,))
+
+
+def merge_in_simulation(found: Recovered, simulated: Simulated) -> Ruling:
+    """The same where steps are simulated: a trace of several samples weighs as one only if the others
+    are faint, and then what they leave beside it shows."""
+    factors = found.factors
+    if _extra_singular_value(factors) or _bias_left_over(factors):
+        nobody = torch.zeros(found.b, dtype=torch.bool, device=found.selection.C.device)
+        return Ruling(Cause.MERGED, nobody, _MAY_BE_SEVERAL)
+    return merge_in_training(found, simulated.dimensions)
 
 
 def merge_in_training(found: Recovered, dimensions: int) -> Ruling:

@@ -11,35 +11,44 @@ b numbers per neuron are enough.
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
-from itertools import zip_longest
+from typing import NamedTuple
 
+import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from spear.errors import Declined
 from spear.factors import Factors
 from spear.judge.layer import Recovered
 from spear.judge.losses import Loss, compares_numbers, negative_probability, usual_loss
-from spear.judge.relu_boundary import Flip, ReluStates, with_relu_states
 from spear.judge.replay import Replay
 from spear.judge.selection import Selection
 from spear.tolerances import (
+    DEVIATIONS_TO_SPARE,
+    EXACT_ERROR,
     TRAINING_AGREES,
     TRAINING_CLOSELY,
     TRAINING_FOLLOWS,
     TRAINING_LATER,
     TRAINING_OTHER_RATE,
+    TRAINING_OTHER_SCALE,
     TRAINING_RECOGNISED,
+    TRAINING_SIMULATED,
 )
 
-_LARGEST_ERROR = 0.5  # beyond this, neurons on the wrong side do not explain it
-_MOST_FLIPS = 8  # neurons of a sample that may have been on another side than here
-_CANDIDATES = 24  # neurons nearest to their threshold that are tried
-_STEPS = 600  # of training, all tries together
-_SMALLEST_MARGIN = 1e-4  # of a layer's preactivations: float32 rounds to 1e-6 of them
-_MARGIN_ERRORS = 20.0  # errors of an input that a preactivation may be off by
-_LARGEST_MARGIN = 1e-3  # beyond it, too many neurons are near to find the right ones
 _EPOCHS = 200  # tried where the number is not known
+_RELABELLINGS = 4  # the first mends most, and right labels show the others
+_ENTRIES = 1 << 24  # of the gradients of all labels: 128 MB in float64
+_ORDERS = 6  # of mini-batches that are simulated
+_ORDER_MARGIN = 3.0  # errors of the columns that a preactivation's movement may be off by
+_DEVIATIONS_PER_MEDIAN = 1.48  # standard deviations of Gaussian numbers in a median deviation
+_SCALE_STEP = 0.1  # of inputs, for differences of a training whose order is not known
+# Scales that are tried where the order is known, in units of what is claimed: if the right one were
+# off by more than claimed, it would be nearer to one of these. Of far ones the weights of samples tell.
+_SCALES_TRIED = (2, 3, 4, 6, 8, 20, 40)
+_LEAST_SHARE = 1e-3  # of a slope, below which it is all noise
 _PATIENCE = 3  # epochs after the replayed weights have moved too far
 _FOUND_OUT = (None, usual_loss, negative_probability)  # where no loss was told
 
@@ -59,23 +68,93 @@ class Retrained:
     other_rate: float | None  # times the one told, if that explains far more of the update
 
 
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """The local training with mini-batches in some order: how near it comes to the update."""
+
+    labels: Tensor  # (b,) int64
+    off: Tensor  # (b,): relative error of the summed gradients
+    weights: Tensor  # (b,): of the columns sent, in units of those simulated
+    highest: Tensor  # (b, m): the largest preactivation in steps with the sample
+    slack: Tensor  # (b, m): how far that may be off
+    dimensions: int  # of the gradients that samples with one ReLU pattern can have
+    scale: float  # of all inputs, at which the training fits best
+    scale_error: float  # how far that may be off; infinite if others fit nearly as well
+    ordered: bool  # is it known which samples each step took?
+
+    @property
+    def usual_weight(self) -> float:
+        """The median: a few samples may have the wrong label, or be several."""
+        return float(self.weights.median())
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the weights, from their median deviation."""
+        return _deviation(self.weights)
+
+    @property
+    def recognised(self) -> Tensor:
+        """Samples (b,) with the right label, whose trace is that of one sample.
+
+        A trace of several is heavier than others, and most of its error lies along its column.
+        """
+        beyond = self.weights - self.usual_weight
+        heavy = beyond > DEVIATIONS_TO_SPARE * self.spread + TRAINING_AGREES + self.off / 2
+        one = (self.weights > 1 / math.sqrt(2)) & (self.weights < math.sqrt(2)) & ~heavy
+        return one & (self.off <= TRAINING_SIMULATED)
+
+
 def retrain(found: Recovered, loss: Loss | None) -> Retrained | Declined:
     """Repeat the client's local training; or say why that cannot be done."""
+    if not knows_order(found):
+        return Declined(
+            "the client's training cannot be repeated: the order of the client's mini-batches is not "
+            "known"
+        )
+    why = _why_not(found, loss)
+    return _repeated(found, loss) if why is None else why
+
+
+def knows_order(found: Recovered) -> bool:
+    """Is it known, or can it be found, which samples each local step took?"""
+    protocol = found.view.protocol
+    size = protocol.local_batch_size
+    return size is None or size >= found.b or protocol.epochs == 1
+
+
+def simulate(found: Recovered, loss: Loss | None) -> Simulated | Declined:
+    """Train as the client did, with mini-batches in an order of our own; or say why that fails."""
+    if found.view.protocol.epochs is None and found.view.protocol.local_steps is None:
+        return Declined("the number of local steps is not known")
+    why = _why_not(found, loss)
+    if why is not None:
+        return why
+    error = _relative_error(found.factors, found.selection)
+    claimed = scale_claimed(found)
+
+    def run(replay: Replay) -> Simulated:
+        return _Retraining(found.factors, found.selection, replay).simulated(claimed)
+
+    return Replay.attempt(found, loss, relative_error=error, use=run)
+
+
+def scale_claimed(found: Recovered) -> float:
+    """How far the scale of all inputs may be off if they are exact."""
+    return EXACT_ERROR * found.value_range / float(found.sizes.max())
+
+
+def _why_not(found: Recovered, loss: Loss | None) -> Declined | None:
     view = found.view
     if view.model is None:
         return Declined("no model was given")
-    size = view.protocol.local_batch_size
     unknown = {
         "the learning rate is not known (give lr=)": view.protocol.lr is None,
-        "the order of the client's mini-batches is not known": size is not None and size < found.b,
         "dropout drew another mask in every step": view.dropout > 0,
         "targets that are numbers are not known": compares_numbers(loss),
         "its inputs changed while the layers before it were trained": not view.reads_data,
     }
     why = next((words for words, applies in unknown.items() if applies), None)
-    if why is not None:
-        return Declined(f"the client's training cannot be repeated: {why}")
-    return _repeated(found, loss)
+    return None if why is None else Declined(f"the client's training cannot be repeated: {why}")
 
 
 def _repeated(found: Recovered, loss: Loss | None) -> Retrained | Declined:
@@ -117,12 +196,16 @@ class _Local(nn.Module):
         self.weight = nn.Parameter(factors.preactivation.clone())  # (m, b)
         self.bias = nn.Parameter(replay.bias.clone())
         self.structure = replay.structure
-        self.states = ReluStates()
-        self.behind = with_relu_states(copy.deepcopy(replay.network), self.states)
+        self.behind = copy.deepcopy(replay.network)
+
+    @property
+    def Z(self) -> Tensor:
+        """Preactivations (b, m)."""
+        Z: Tensor = self.C @ self.weight.T + self.bias + self.offset
+        return Z
 
     def forward(self) -> Tensor:
-        Z = self.C @ self.weight.T + self.bias + self.offset
-        return self.structure.matrix(self.behind(Z), len(Z))
+        return self.structure.matrix(self.behind(self.Z), len(self.C))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +215,6 @@ class _Repeated:
     epochs: int
     objections: tuple[str, ...]
     length: float  # of what the client changed, relative to this
-    near: tuple[tuple[float, Flip], ...] = ()  # neurons near their threshold, and how near
 
     def judged(self, labels: Tensor, dimensions: int, other_rate: float | None = None) -> Retrained:
         closely = self.off <= TRAINING_CLOSELY
@@ -158,10 +240,29 @@ class _Repeated:
         return self.off <= TRAINING_RECOGNISED
 
 
-def _nearest(repeated: _Repeated, sample: int, turned: frozenset[Flip]) -> list[Flip]:
-    """A sample's neurons that come nearest to their threshold, without those already flipped."""
-    own = [(away, t) for away, t in repeated.near if t.sample == sample and t not in turned]
-    return [flip for _, flip in sorted(own, key=lambda pair: pair[0])[:_CANDIDATES]]
+def _deviation(values: Tensor) -> float:
+    """Standard deviation of all but a few outliers, from the median deviation."""
+    return _DEVIATIONS_PER_MEDIAN * float((values - values.median()).abs().median())
+
+
+def deviation_of_median(values: Tensor) -> float:
+    """Of Gaussian numbers: sqrt(pi / 2) times that of their mean."""
+    return math.sqrt(math.pi / 2 / len(values)) * _deviation(values)
+
+
+def _off(ours: Tensor, sent: Tensor) -> Tensor:
+    """Of each column (b,) of what was sent (m, b)."""
+    error: Tensor = (ours - sent).norm(dim=0) / sent.norm(dim=0)
+    return error
+
+
+class _Run(NamedTuple):
+    """The training in one order."""
+
+    columns: Tensor  # (m, b): summed gradients
+    highest: Tensor  # (b, m): the largest preactivation in steps with the sample
+    range: Tensor  # (b, m): of preactivations in all steps
+    behind: dict[str, Tensor]  # summed gradients of later layers, by name
 
 
 class _Retraining:
@@ -170,53 +271,247 @@ class _Retraining:
         self.factors, self.selection, self.replay = factors, selection, replay
 
     def run(self) -> Retrained:
-        labels, _ = self.replay.nearest_labels(self.replay.Z)
         dimensions = self.replay.label_dimensions
+        size = self.protocol.local_batch_size
+        if size is not None and size < self.selection.b:
+            labels, _, once = self._in_order_found(size)
+            return once.judged(labels, dimensions)
+        labels, _ = self.replay.nearest_labels(self.replay.Z)
         first = self._repeated(labels)
+        if not bool(first.recognised.all()) and self.protocol.steps is not None:
+            steps = [torch.arange(self.selection.b, device=labels.device)] * first.epochs
+            labels, _ = self._relabelled(labels, steps)
+            first = self._repeated(labels)
         if bool(first.matched.all()):
             return first.judged(labels, dimensions)
         scaled = self._repeated(labels, epochs=first.epochs, pace=first.length)
         if float(scaled.off.median()) <= TRAINING_OTHER_RATE * float(first.off.median()):
             return first.judged(labels, dimensions, first.length)
-        if float(first.off.max()) > _LARGEST_ERROR:
-            return first.judged(labels, dimensions)
-        return self._flipped(labels, first).judged(labels, dimensions)
+        return first.judged(labels, dimensions)
 
-    def _flipped(self, labels: Tensor, best: _Repeated) -> _Repeated:
-        """The training with neurons near their threshold on the side that the client's were on.
+    def _in_order_found(self, size: int) -> tuple[Tensor, list[Tensor], _Repeated]:
+        """One pass over mini-batches, whose order the recovered columns show: labels, batches, result.
 
-        A flip changes its own sample's column and hardly any other. So one is tried for every sample
-        that is off, all at a time, and each sample keeps the flip that brought it nearest.
+        A column is the gradient at the weights that its batch saw. So those samples come first whose
+        gradient at the first weights it is; the weights after them tell who comes next.
         """
-        flips: frozenset[Flip] = frozenset()
-        steps = _STEPS
-        for _ in range(_MOST_FLIPS):
-            lost = (~best.matched).nonzero().flatten().tolist()
-            tried = [_nearest(best, i, flips) for i in lost]
-            nearest = {i: (float(best.off[i]), frozenset[Flip]()) for i in lost}
-            for several in zip_longest(*tried):
-                steps -= best.epochs
-                if steps < 0:
-                    return best
-                some = frozenset(flip for flip in several if flip is not None)
-                off = self._repeated(labels, flips | some, best.epochs).off
-                for flip in some:
-                    reached = (float(off[flip.sample]), frozenset([flip]))
-                    nearest[flip.sample] = min(nearest[flip.sample], reached, key=lambda r: r[0])
-            found = frozenset[Flip]().union(*(kept for _, kept in nearest.values()))
-            if not found:
-                return best
-            flips |= found
-            best = self._repeated(labels, flips, best.epochs)
-        return best
+        local, start, optimiser = self._prepared()
+        here, b = copy.copy(self.replay), self.selection.b
+        here.network = local.behind
+        labels = torch.full((b,), -1, device=self.replay.Z.device)
+        batches = []
+        for rate in self.protocol.rates(math.ceil(b / size)):
+            self.factors.check_time()
+            open_ = (labels < 0).nonzero().flatten()
+            tried, off = here.nearest_labels(local.Z.detach()[open_], self.replay.D[open_])
+            first = off.argsort()[:size]
+            labels[open_[first]] = tried[first]
+            batches.append(open_[first])
+            self._step(local, optimiser, start, rate, labels, batches[-1])
+        return labels, batches, self._compared(local, start, len(batches))
 
-    def _repeated(
+    def simulated(self, claimed: float) -> Simulated:
+        """The training in the order found, or in several: their mean, and how far they differ.
+
+        `claimed` is how far the scale of all inputs may be off.
+        """
+        labels, orders = self._orders()
+        sent = self.factors.L @ self.selection.Q  # (m, b)
+        labels, first = self._relabelled(labels, orders[0])
+        runs = [first, *(self._in_order(labels, order) for order in orders[1:])]
+        ours = torch.stack([run.columns for run in runs]).mean(0)
+        highest = torch.stack([run.highest for run in runs])
+        ranges = torch.stack([run.range for run in runs]).mean(0)
+        off = _off(ours, sent)
+        weights = (sent * ours).sum(0) / ours.square().sum(0)
+        slack = highest.std(0, correction=0) + float(off.square().mean().sqrt()) * ranges
+        dimensions = self.replay.label_dimensions
+        if len(orders) == 1:
+            scale = self._best_of(claimed, labels, orders[0], off)
+        else:
+            scale = self._best_scale(labels, orders, ours)
+        return Simulated(
+            labels,
+            off,
+            weights,
+            highest.mean(0),
+            _ORDER_MARGIN * slack,
+            dimensions,
+            *scale,
+            len(orders) == 1,
+        )
+
+    def _best_of(
+        self, claimed: float, labels: Tensor, batches: list[Tensor], off: Tensor
+    ) -> tuple[float, float]:
+        """The first scale of inputs that is off by more than claimed and fits nearly as well, or 1.
+
+        A neuron that rounding put on its other side spoils some samples, a wrong scale all of them: the
+        median tells. After many steps one such neuron is followed by others, columns differ by a few
+        per cent, and a slope is mostly noise. But at a scale that is off, far more neurons change sides
+        than at the right one: the dip there is narrow and deep.
+        """
+        sent = self.factors.L @ self.selection.Q
+        limit = TRAINING_OTHER_SCALE * float(off.median())
+        for far in _SCALES_TRIED:
+            for scale in (1 + far * claimed, 1 / (1 + far * claimed)):
+                there = _off(self._in_order(labels, batches, scale).columns, sent)
+                if not float(there.median()) > limit:
+                    return scale, math.inf
+        return 1.0, claimed
+
+    def _best_scale(
+        self, labels: Tensor, orders: list[list[Tensor]], ours: Tensor
+    ) -> tuple[float, float]:
+        """Where least squares puts the scale of inputs, for the median sample; and its deviation.
+
+        The order of mini-batches spoils some samples, a wrong scale all of them. What the order adds to
+        the slope makes the estimate too small: three runs that differ by noise alone are bent by three
+        times the square of their difference.
+        """
+        step = _SCALE_STEP
+        larger, smaller = (
+            torch.stack([self._in_order(labels, order, t).columns for order in orders]).mean(0)
+            for t in (1 + step, 1 - step)
+        )
+        slope = (larger - smaller) / (2 * step)  # (m, b)
+        left = self.factors.L @ self.selection.Q - ours
+        each = (slope * left).sum(0) / slope.square().sum(0)
+        bend = (larger + smaller - 2 * ours).square().sum(0) / (larger - smaller).square().sum(0)
+        true_share = max(1 - float(bend.median()) / 3, _LEAST_SHARE)
+        return 1 + float(each.median()) / true_share, deviation_of_median(each) / true_share
+
+    def _orders(self) -> tuple[Tensor, list[list[Tensor]]]:
+        """The likeliest labels, and the samples of every step in one or several orders."""
+        b, device = self.selection.b, self.replay.Z.device
+        size = min(b, self.protocol.local_batch_size or b)
+        if size < b and self.protocol.epochs == 1:
+            labels, batches, _ = self._in_order_found(size)
+            return labels, [batches]
+        labels, _ = self.replay.nearest_labels(self.replay.Z)
+        epochs = self.protocol.epochs or math.ceil((self.protocol.local_steps or 1) * size / b)
+        generator, orders = torch.Generator().manual_seed(0), []
+        for _ in range(_ORDERS if size < b else 1):
+            drawn = [torch.randperm(b, generator=generator).to(device) for _ in range(epochs)]
+            batches = [batch for order in drawn for batch in torch.split(order, size)]
+            orders.append(batches[: self.protocol.local_steps])
+        return labels, orders
+
+    def _relabelled(self, labels: Tensor, batches: list[Tensor]) -> tuple[Tensor, _Run]:
+        """Labels (b,) that fit all steps instead of the first, and the training with them.
+
+        Gradients of many steps point elsewhere than the first. Where the sum of them all is far from
+        what was sent, other labels are tried, with the weights on the way as they are; right ones bring
+        these nearer, too.
+        """
+        run = self._in_order(labels, batches)
+        sent = self.factors.L @ self.selection.Q  # (m, b)
+        for _ in range(_RELABELLINGS):
+            off = _off(run.columns, sent)
+            if float(off.max()) <= TRAINING_SIMULATED:
+                break
+            some, others = self._misplaced(run, labels, off)
+            tried = self._moved_to(others, labels, batches, some)
+            again = self._in_order(tried, batches)
+            if torch.equal(tried, labels) or _off(again.columns, sent).sum() > off.sum():
+                break
+            labels, run = tried, again
+        return labels, run
+
+    def _misplaced(self, run: _Run, labels: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples (k,) that may have another label than these, and what labels (l,) there are for them.
+
+        Every sample takes one part off the gradient of the output's bias for its label, and of no
+        other. So that bias counts the samples of every label: those with too many give some to those
+        with too few, the samples that fit worst. Without it, all that are far off, and all labels.
+        """
+        every = torch.arange(self.replay.classes, device=labels.device)
+        others = self.factors.view.others
+        biases = [
+            ours - others[name].to(ours)
+            for name, ours in run.behind.items()
+            if name in others and ours.shape == every.shape
+        ]
+        if not biases or float(biases[-1].min()) >= 0:
+            most = max(1, _ENTRIES // (len(every) * len(run.columns)))
+            far = off.argsort(descending=True)[: int((off > TRAINING_SIMULATED).sum())]
+            return far[:most], every
+        count = (biases[-1] / -biases[-1].min()).round().long()  # one sample too many: -1
+        worst = off.argsort(descending=True)
+        some = [worst[labels[worst] == label][: -count[label]] for label in every[count < 0]]
+        return torch.cat(some), every.repeat_interleave(count.clamp_min(0))
+
+    def _moved_to(
+        self, others: Tensor, labels: Tensor, batches: list[Tensor], some: Tensor
+    ) -> Tensor:
+        """The labels (b,), of some samples (k,) those others (l,) whose gradients, summed over all
+        steps, are nearest to what was sent; each once, if there are as few as samples."""
+        local, start, optimiser = self._prepared()
+        here, sent = copy.copy(self.replay), self.replay.D[some]  # (k, m)
+        tried = torch.unique(others)
+        total = sent.new_zeros(len(some), len(tried), sent.shape[1])
+        for rate, batch in zip(self.protocol.rates(len(batches)), batches, strict=True):
+            self.factors.check_time()
+            here.network = local.behind
+            part = torch.isin(some, batch).nonzero().flatten()
+            if len(part) and len(tried):
+                Z = local.Z.detach()[some[part]].repeat_interleave(len(tried), 0)
+                slopes = here.gradient(Z, tried.repeat(len(part)))
+                total[part] += slopes.view(len(part), *total.shape[1:])
+            self._step(local, optimiser, start, rate, labels, batch)
+        along = nn.functional.cosine_similarity(total, sent[:, None], dim=2)  # (k, tried)
+        along = along[:, torch.searchsorted(tried, others)]
+        rows, chosen = (
+            torch.as_tensor(index, device=labels.device)
+            for index in linear_sum_assignment(-along.cpu())
+        )
+        return labels.index_copy(0, some[rows], others[chosen])
+
+    def _in_order(self, labels: Tensor, batches: list[Tensor], scale: float = 1.0) -> _Run:
+        """The training with these samples in every step, and inputs this much larger."""
+        local, start, optimiser = self._prepared()
+        local.C = scale * local.C
+        lowest = highest = local.Z.detach()
+        seen = torch.full_like(highest, -torch.inf)
+        for rate, batch in zip(self.protocol.rates(len(batches)), batches, strict=True):
+            self.factors.check_time()
+            Z = local.Z.detach()
+            lowest, highest = torch.minimum(lowest, Z), torch.maximum(highest, Z)
+            seen[batch] = torch.maximum(seen[batch], Z[batch])
+            self._step(local, optimiser, start, rate, labels, batch)
+        moved = self._moved(local, start, len(batches))
+        behind = {name.removeprefix("behind."): change for name, change in moved.items()}
+        return _Run(moved["weight"] @ self.selection.Q / scale, seen, highest - lowest, behind)
+
+    def _prepared(self) -> tuple[_Local, dict[str, Tensor], torch.optim.Optimizer]:
+        """A local model at the start, its weights, and the client's optimiser."""
+        local = _Local(self.factors, self.selection, self.replay)
+        start = {name: p.detach().clone() for name, p in local.named_parameters()}
+        return local, start, self.protocol.optimiser(list(local.parameters()))
+
+    def _step(  # noqa: PLR0917
         self,
+        local: _Local,
+        optimiser: torch.optim.Optimizer,
+        start: dict[str, Tensor],
+        rate: float,
         labels: Tensor,
-        flips: frozenset[Flip] = frozenset(),
-        epochs: int | None = None,
-        pace: float = 1.0,
-    ) -> _Repeated:
+        batch: Tensor,
+    ) -> None:
+        optimiser.zero_grad()
+        loss = self.replay.criterion(local()[batch], labels[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.protocol.local_step(local, optimiser, start, rate)
+
+    def _compared(self, local: _Local, start: dict[str, Tensor], steps: int) -> _Repeated:
+        """How near these weights come to those sent."""
+        moved = self._moved(local, start, steps)
+        off = self._columns(moved["weight"])
+        length = float(self.factors.L.norm() / moved["weight"].norm())
+        objections = self._objections(moved, start, off)
+        return _Repeated(off, self._noise, steps, objections, length)
+
+    def _repeated(self, labels: Tensor, epochs: int | None = None, pace: float = 1.0) -> _Repeated:
         """The local training with these labels; of unknown epochs, the number that fits best.
 
         `pace` multiplies the learning rate that was told.
@@ -224,15 +519,9 @@ class _Retraining:
         best: _Repeated | None = None
         beyond = 0
         epochs = epochs or self.protocol.epochs or self.protocol.local_steps
-        local = _Local(self.factors, self.selection, self.replay)
-        local.states.flips = flips
-        error = self.replay.relative_error
-        local.states.reach = (_MARGIN_ERRORS * error).clamp(_SMALLEST_MARGIN, _LARGEST_MARGIN)
-        start = {name: p.detach().clone() for name, p in local.named_parameters()}
-        optimiser = self.protocol.optimiser(list(local.parameters()))
+        local, start, optimiser = self._prepared()
         for epoch in range(1, (epochs or _EPOCHS) + 1):
             self.factors.check_time()
-            local.states.begin(epoch)
             rate = pace * self.protocol.rates(epochs or epoch)[epoch - 1]
             outputs = local()
             optimiser.zero_grad()
@@ -244,10 +533,7 @@ class _Retraining:
             moved = self._moved(local, start, epoch)
             off = self._columns(moved["weight"])
             if best is None or float(off.median()) < float(best.off.median()):
-                near = tuple(local.states.near)
-                objections = self._objections(moved, start, off)
-                length = float(self.factors.L.norm() / moved["weight"].norm())
-                best = _Repeated(off, self._noise, epoch, objections, length, near)
+                best = self._compared(local, start, epoch)
             beyond += bool(moved["weight"].norm() > 1.2 * self.factors.L.norm())
             if beyond > _PATIENCE:
                 break
@@ -265,8 +551,7 @@ class _Retraining:
     def _columns(self, replayed: Tensor) -> Tensor:
         """Relative error (b,) of each column of the summed dL/dZ."""
         Q, L = self.selection.Q, self.factors.L
-        off: Tensor = ((replayed - L) @ Q).norm(dim=0) / (L @ Q).norm(dim=0)
-        return off
+        return _off(replayed @ Q, L @ Q)
 
     @property
     def _noise(self) -> Tensor:

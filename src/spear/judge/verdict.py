@@ -151,8 +151,9 @@ def _of_noisy_samples(factors: Factors, certificate: Certificate, inputs: Tensor
     reason = (
         f"{noise}, in which the {factors.b} samples drown: errors would be as large as they are"
     )
-    if why := why_noisy(factors):
-        return _cannot_tell(Cause.NOISE, f"{reason}. {why}")
+    if (why := why_noisy(factors)) is not None:
+        cause, words = why
+        return _cannot_tell(cause, f"{reason}. {words}")
     return Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
 
 
@@ -212,8 +213,9 @@ def of_no_batch(factors: Factors) -> Verdict:
     if not bool(factors.live_rows.any()):
         reason = "the gradient is zero: no sample left a trace in this layer"
         return Verdict(Outcome.FAILED, Cause.NO_GRADIENT, reason, returned=False)
-    if why := why_noisy(factors):
-        return _cannot_tell(Cause.NOISE, f"the difference of the weights looks like noise. {why}")
+    if (why := why_noisy(factors)) is not None:
+        cause, words = why
+        return _cannot_tell(cause, f"the difference of the weights looks like noise. {words}")
     reason = "the gradient is noise: no sample stands out from it"
     return Verdict(Outcome.FAILED, Cause.NOISE, reason, returned=False)
 

@@ -32,6 +32,8 @@ from spear.search.candidates import CandidatePool
 from spear.search.deadline import NEVER, Deadline, TimeIsUp
 from spear.search.directions import Directions
 from spear.search.dual import (
+    RIDGE,
+    SIGN_AGREEMENT,
     BalancedProblem,
     DualProblem,
     SignRegression,
@@ -52,7 +54,9 @@ from spear.search.kernels import (
 )
 from spear.search.noisy import estimate
 from spear.search.output_layer import vertices_by_linear_programme
+from spear.search.path import OnePass
 from spear.search.sampling import Draw, SamplingFinder, kernels
+from spear.search.sharpening import sharpen
 from spear.search.starts import (
     SHARP_RIDGE,
     guess_from_rows,
@@ -79,6 +83,7 @@ _MOST_DIRECTIONS = 20  # overdetermined ones per sample: so many are mixes, and 
 _BLOCK_STARTS = 2  # per missing sample: nearly all of them end near a sample
 _CANCELS = 1e-4  # how near a row comes to zero in some mix of two samples, for the smallest rows
 _BY_ACCIDENT = 1e-3  # how many mixes may pass for samples
+_SLOW = 0.125  # share of the missing samples: a usual round finds half of them or more
 _SIGN_GUESSES = 128  # random ones: as many as the fewest starts
 # Share of rows whose sign a regression on the zeros gets right: 0.8 and more for samples, up to 0.64
 # for differences of two (64 to 256 images of MNIST and CIFAR-10).
@@ -145,12 +150,17 @@ class CascadeFinder:
             return
         side = factors.outputs
         pool = CandidatePool(side, threshold=factors.b / side.size, watch=watch)
+        # Faint samples make white rows noisy; estimates allow for that.
         weak = factors.has_weak_sample and factors.view.rounds is None
-        if weak:  # faint samples make white rows noisy; estimates allow for that
+        if not (weak and factors.noisy):
+            yield from self._rounds(factors, pool, generator, watch)
+        if weak and not pool.complete:
             for found in self._estimates(factors, generator, watch):
                 pool.keep(found, found.redundancy > 0)
             yield pool.snapshot(reserve=False)
-        yield from self._rounds(factors, pool, generator, watch)
+            yield from self._rounds(factors, pool, generator, watch)
+        if not pool.complete and (path := OnePass.of(factors)) is not None:
+            yield from self._rounds(factors, pool, generator, watch, path)
         if factors.trained and factors.view.has_bias and not watch.expired:
             with watch.stage("repair"):
                 repaired = pool.add(directions_from_signs(factors, pool.snapshot()))
@@ -175,15 +185,27 @@ class CascadeFinder:
         )
 
     def _rounds(
-        self, factors: Factors, pool: CandidatePool, generator: torch.Generator, watch: Watch
+        self,
+        factors: Factors,
+        pool: CandidatePool,
+        generator: torch.Generator,
+        watch: Watch,
+        path: OnePass | None = None,
     ) -> Iterator[Directions]:
         side, b = factors.outputs, factors.b
         blocks_of = functools.cache(functools.partial(Blocks.of, factors))
         blocks = blocks_of(0)
         whole = dual_problem(factors, None if blocks is None else blocks.change)
-        missing, idle = whole, 0
-        if len(pool):
-            missing = _missing(whole, pool, blocks, watch)
+        missing, idle, slow = whole, 0, False
+        fewest = b
+
+        def what_is_left() -> DualProblem:
+            if path is None:
+                return _missing(whole, pool, blocks, watch)
+            return path.missing(pool, idle, watch)
+
+        if len(pool) or path is not None:
+            missing = what_is_left()
         while missing.missing and not watch.expired:
             left = missing.missing
             if blocks is not None and _by_blocks(blocks, left, idle) and idle < self.patience:
@@ -192,7 +214,9 @@ class CascadeFinder:
                     pool, finer, missing, idle=idle, generator=generator, watch=watch
                 )
             elif idle < self.patience:
-                grown = self._round(pool, balance(missing), idle, generator, watch)
+                grown = self._round(
+                    pool, balance(missing), idle, slow=slow, generator=generator, watch=watch
+                )
             elif idle == self.patience and not whole.dropout and _span_cluster(pool, whole, watch):
                 yield pool.snapshot()
                 return
@@ -211,19 +235,28 @@ class CascadeFinder:
                 if blocks is not None:
                     _forget_mixes(pool, whole, blocks, watch)
                 yield pool.snapshot(reserve=False)
+            if grown or path is not None:
                 with watch.stage("read"):
-                    missing = _missing(whole, pool, blocks, watch)
-                idle = 0 if missing.missing < left else idle
+                    missing = what_is_left()
+                idle = 0 if missing.missing < fewest else idle
+                fewest = min(fewest, missing.missing)
+            slow = left - missing.missing < _SLOW * left and not slow
 
     def _round(
         self,
         pool: CandidatePool,
         residual: BalancedProblem,
         idle: int,
+        *,
+        slow: bool,
         generator: torch.Generator,
         watch: Watch,
     ) -> bool:
-        """One round of the cascade; is there a new direction? More starts if the last had none."""
+        """One round of the cascade; is there a new direction? More starts if the last had none.
+
+        If it had few, starts take more steps, and hold c less near q: in a batch of a quarter of the
+        neurons the cosine of the two is 0.5, and three times as many starts end near a sample.
+        """
         watch.count("rounds")
         kind = (idle + (residual.missing <= _FEW_MISSING)) % 3
         with watch.stage("seek"):
@@ -233,11 +266,15 @@ class CascadeFinder:
                 guesses = guess_from_signs(residual, _SIGN_GUESSES, generator)
             else:
                 starts = max(128, self.starts * residual.missing) << min(idle // 2, 3)
-                steps = self.steps << min(idle // 2, 1)
-                guesses = search_from_starts(residual, starts, steps, generator, watch)
+                steps = self.steps << max(min(idle // 2, 1), slow)
+                ridge = SHARP_RIDGE if slow else RIDGE
+                guesses = search_from_starts(residual, starts, steps, generator, watch, ridge=ridge)
                 watch.count("starts", starts)
         with watch.stage("settle"):
             candidates = refine_to_kernel(pool.side, residual, *guesses, watch)
+            if slow or idle or residual.least_agreement < SIGN_AGREEMENT:
+                sharpened = sharpen(pool.side, residual, *guesses, generator, watch)
+                candidates = torch.cat([candidates, sharpened])
         with watch.stage("round"):
             found = pool.rounded(candidates)
         with watch.stage("vouch"):
@@ -349,14 +386,20 @@ def accepted(
 def _sample(
     pool: CandidatePool, residual: BalancedProblem, generator: torch.Generator, watch: Watch
 ) -> bool:
-    """The paper's sampling, of rows that are likely off for a missing sample."""
+    """The paper's sampling, of rows that are likely off for a missing sample.
+
+    Of thousands of submatrices some give mixes with zeros to spare, so signs have to fit as well.
+    """
     with watch.stage("sample"):
         b = pool.side.white.shape[1]
         blocks = max(1, min(_BLOCKS, _AT_ONCE // b**2))
         draw = Draw(blocks, weights=residual.weights, deadline=watch.deadline)
         candidates, count = kernels(pool.side, b - 1, generator, draw)
         watch.count("submatrices", count)
-        return pool.add(candidates[: _MOST_DIRECTIONS * b])
+        drawn = CandidatePool(pool.side, pool.threshold, watch)
+        drawn.add(candidates[: _MOST_DIRECTIONS * b])
+        found = drawn.snapshot(reserve=False)
+        return pool.keep(found, accepted(residual, found, doubtful=True, watch=watch))
 
 
 def _zeros_of_its_own(rows: int) -> int:

@@ -238,7 +238,7 @@ def refine_jointly(
         values = units.basis @ p
         by_size = _odds_by_size(values)
         c = torch.linalg.inv(units.white(p)).T  # (b, b): row i belongs to sample i
-        z = whole.H @ c.T  # (rows, b), up to sign and scale
+        z = (whole.H @ c.T).amax(0)  # (rows, b), up to sign and scale
         z = z * torch.sign((z * torch.tanh(-by_size)).sum(0))  # on where values are large
         error = factors.noise * lengths[:, None] * c.norm(dim=1)
         by_sign = torch.special.log_ndtr(-z / error) - torch.special.log_ndtr(z / error)

@@ -1,7 +1,8 @@
 """Guesses at missing samples, from many starts and from single rows, and the way to exact directions.
 
 A guess is a direction q and a score for every row: the lower, the more certainly the row is off. The
-exact direction is the kernel of rows that are certainly off.
+exact direction is the kernel of rows that are certainly off. Where some of these are on after all,
+sharpening.py takes longer and gets there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from spear.factors import Side
 from spear.search.deadline import Deadline
-from spear.search.dual import BalancedProblem, SignRegression
+from spear.search.dual import RIDGE, BalancedProblem, SignRegression
 from spear.search.kernels import unit, zero_margin
 from spear.search.parallel import piece_length, worth_distributing
 from spear.search.watch import Watch
@@ -36,12 +37,17 @@ def search_from_starts(
     steps: int,
     generator: torch.Generator,
     watch: Watch | None = None,
+    *,
+    ridge: float = RIDGE,
 ) -> tuple[Tensor, Tensor]:
-    """Directions (r, k) near sparse ones, the best first, and how likely each row is on (rows, k)."""
+    """Directions (r, k) near sparse ones, the best first, and how likely each row is on (rows, k).
+
+    `ridge` holds c near q: less of it suits batches in which the two are far apart.
+    """
     watch = watch or Watch()
     U = problem.U.float()
     back = (problem.U * problem.weights[:, None]).float().T.contiguous()
-    signs = SignRegression(problem, torch.float32)
+    signs = SignRegression(problem, torch.float32, ridge)
     search = _Search(U, back, signs, problem.weights.float(), steps, watch.deadline)
     q = _starts(U, starts, generator)
     work = 4 * U.numel() * starts * steps
@@ -92,7 +98,7 @@ def guess_from_rows(problem: BalancedProblem) -> tuple[Tensor, Tensor]:
     """
     biased = bool(problem.h.any())
     c = problem.U / (problem.U @ problem.h)[:, None] if biased else problem.U  # (rows, r)
-    z = problem.H @ c.T  # (rows, k): column k is the guess from row k
+    z = (problem.H @ c.T).amax(0)  # (rows, k): column k is the guess from row k
     z = z / z.square().mean(0).sqrt()
     found = distinct(unit(c).T, -(z.abs() < _NEARLY_ZERO).double().sum(0), len(c))
     q, z = unit(c).T[:, found], z[:, found]
@@ -110,7 +116,7 @@ def guess_from_signs(
     sample's, up to its sign, and among a few a random mix is near each of them now and then.
     """
     r = problem.missing
-    P, s, Vt = torch.linalg.svd(problem.H, full_matrices=False)  # (rows, r), (r,), (r, r)
+    P, s, Vt = torch.linalg.svd(problem.H.mean(0), full_matrices=False)  # (rows, r), (r,), (r, r)
     one = torch.eye(r, dtype=P.dtype, device=P.device)
     drawn = torch.randn(r, count, generator=generator, dtype=P.dtype, device=generator.device)
     mixed = unit(torch.cat([one, -one, drawn.to(P.device)], 1), 0)
@@ -181,27 +187,34 @@ def _refine(  # noqa: PLR0917
     q: Tensor,
     score: Tensor,
 ) -> Tensor:
+    score = score.clone()  # others start from it, too
     rows, b = side.white.shape
     U = unit(side.white) * b**0.5  # rows of one size
-    # The most that noise makes of a row, in units of its size.
-    noise = side.zero * math.sqrt(rows) / float(side.scales[-1])
+    noise = side.zero * math.sqrt(rows)  # of a row, in units of its size and of a direction's
     few = min(rows, math.ceil(_SURPLUS * b) + 2)
     extra = torch.full((q.shape[1],), few, device=q.device)
     if side.round_of_row is not None:  # the lowest rows are those of few neurons, over and over
         extra = ((score < 0).sum(0) * _SURE_SHARE).long().clamp_min(few)
     kept = torch.zeros_like(score, dtype=torch.bool)  # zeros so far that leave a direction free
     done = torch.zeros_like(extra, dtype=torch.bool)
+    # Is the second direction no noise? Beside a sample near the noise none exceeds what noise makes of
+    # that sample, and rows are added as long as there are any; then what it makes of this one counts.
+    apart = done.clone()
     for _ in range(_PASSES):
         deadline.check()
         i = (~done).nonzero().flatten()  # those still open
         if not len(i):
             break
         used = (kept[:, i].sum(0) + extra[i]).clamp_max(rows)
-        kernel, second = _kernels(U, score[:, i].masked_fill(kept[:, i], -torch.inf), used, q[:, i])
+        kernel, other, second = _kernels(
+            U, score[:, i].masked_fill(kept[:, i], -torch.inf), used, q[:, i]
+        )
+        along = (other / side.scales[:, None]).norm(dim=0)
         values = (side.basis @ unit(kernel / side.scales[:, None], 0)).abs()
         zeros = values <= zero_margin(side) * side.zero  # (rows, open)
-        clean, free = zeros.sum(0) >= used, second <= UNDECIDED * noise
+        clean, free = zeros.sum(0) >= used, second <= UNDECIDED * noise / side.scales[-1]
         done[i] = clean & ~free
+        apart[i] = torch.where(clean, second > UNDECIDED * noise * along, apart[i])
         # Rows that leave a second sample free are kept, and a few more tell the two apart; if a few are
         # too many, fewer. If there is nothing to keep yet, the kernel is the better guess.
         fallback = ~clean & kept[:, i].any(0)
@@ -214,14 +227,16 @@ def _refine(  # noqa: PLR0917
         size = size / size.square().mean(0).sqrt()
         z = signs.read(c_basis.T @ q[:, i], (4 * size).clamp_max(ACTIVE))
         score[:, i] = torch.where(kept[:, i].any(0), z, 2 * size.clamp_max(ACTIVE) + z)
-    return q[:, done].T
+    return q[:, done | apart].T
 
 
-def _kernels(U: Tensor, score: Tensor, used: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+def _kernels(
+    U: Tensor, score: Tensor, used: Tensor, guess: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """For each column of scores, the vector (b,) that the `used` lowest rows annihilate best.
 
-    If these leave several, the one nearest the guess. Also the second smallest singular value, relative
-    to the root mean square. By inverse iteration on Gram matrices: rounding comes later.
+    If these leave several, the one nearest the guess. Also the second best (b,), and its singular
+    value relative to the root mean square. By inverse iteration on Gram matrices: rounding comes later.
     """
     b = U.shape[1]
     rows = score.topk(int(used.max()), dim=0, largest=False).indices.T  # (k, t)
@@ -238,4 +253,4 @@ def _kernels(U: Tensor, score: Tensor, used: Tensor, guess: Tensor) -> tuple[Ten
         y = x[:, :, 1:] - q * (q * x[:, :, 1:]).sum(1, keepdim=True)
         x = torch.cat([q, unit(y, 1)], 2)
     second = (A @ x[:, :, 1:]).square().sum((1, 2)) / typical
-    return x[:, :, 0].T, second.sqrt()
+    return x[:, :, 0].T, x[:, :, 1].T, second.sqrt()

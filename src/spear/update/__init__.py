@@ -22,6 +22,7 @@ from spear.update.observing import observe
 from spear.update.plain_mlp import describe_plain_mlp, linear_layers, plain_mlp
 from spear.update.protocol import (
     ENTRYWISE,
+    LOCAL_TRAINING,
     NOISE_UNITS,
     UNKNOWN_PROTOCOL,
     Clipping,
@@ -30,11 +31,12 @@ from spear.update.protocol import (
 )
 from spear.update.readings import looks_like_adam
 from spear.update.rounds import Round, Rounds
-from spear.update.shapes import embedding_of, input_shapes, picture
-from spear.update.watching import Watched, layer_inputs
+from spear.update.shapes import channels_last, embedding_of, input_shapes, picture
+from spear.update.watching import Watched, layer_inputs, reading
 
 __all__ = [
     "ENTRYWISE",
+    "LOCAL_TRAINING",
     "NOISE_UNITS",
     "UNKNOWN_PROTOCOL",
     "Clipping",
@@ -48,6 +50,7 @@ __all__ = [
     "SoftRelu",
     "Squash",
     "Watched",
+    "channels_last",
     "describe_plain_mlp",
     "embedding_of",
     "input_shapes",
@@ -61,6 +64,7 @@ __all__ = [
     "observe",
     "picture",
     "plain_mlp",
+    "reading",
     "soften",
     "trace",
     "without_squash",

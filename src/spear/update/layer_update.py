@@ -266,6 +266,13 @@ class LayerUpdate:
         return f"{words}; {own.caveat.words}" if own.caveat else words
 
     @property
+    def features(self) -> int:
+        """Numbers that the layer's inputs are linear functions of: fewer than these, where linear
+        layers stand before it without an activation between."""
+        own = next((r.features for r in self.considered if r.name == self.layer), None)
+        return self.inputs if own is None else min(own, self.inputs)
+
+    @property
     def reads_data(self) -> bool:
         """Are the layer's inputs the model's own? True for a layer given directly: nobody knows."""
         return all(r.reads_data for r in self.considered if r.name == self.layer)

@@ -76,6 +76,7 @@ class LayerReport:
     reads: str | None = None  # the linear layer whose output it reads, through a ReLU only
     dropout: float = 0.0  # rate of the dropout between it and its ReLU, or right behind that
     own_weight: bool = True  # is the gradient that is sent that of its own weight, and of no other?
+    features: int | None = None  # numbers that its inputs are linear functions of; None: not known
 
     @property
     def attackable(self) -> bool:
@@ -103,7 +104,10 @@ def inspect_layers(
     for node in traced.graph.nodes:
         if node.op == "call_module" and isinstance(modules[str(node.target)], nn.Linear):
             nodes.setdefault(str(node.target), []).append(node)
-    reports = [_report(name, uses, modules) for name, uses in nodes.items()]
+    reports = [
+        dataclasses.replace(_report(name, uses, modules), features=_features(uses[0], modules))
+        for name, uses in nodes.items()
+    ]
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name not in nodes:
             reports.append(LayerReport(name, None, "it is not used in the forward pass"))
@@ -404,6 +408,21 @@ def _layer_before(node: fx.Node, modules: dict[str, nn.Module]) -> str | None:
         source = source.all_input_nodes[0]
     linear = source.op == "call_module" and isinstance(modules[str(source.target)], nn.Linear)
     return str(source.target) if linear else None
+
+
+def _features(node: fx.Node, modules: dict[str, nn.Module]) -> int:
+    """The fewest numbers that a linear layer's inputs are linear functions of, besides a constant."""
+    own = modules[str(node.target)]
+    assert isinstance(own, nn.Linear)
+    fewest = own.in_features
+    while node.all_input_nodes:
+        node = node.all_input_nodes[0]
+        module = modules[str(node.target)] if node.op == "call_module" else None
+        if isinstance(module, nn.Linear):
+            fewest = min(fewest, module.in_features)
+        elif not _is_transparent(node, modules):
+            break
+    return fewest
 
 
 def _reads_data(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

@@ -20,7 +20,7 @@ Reduction = Literal["mean", "sum"]
 
 NOISE_UNITS = ("sigma", "noise_multiplier", "epsilon")
 _COUNTS = ("samples", "local_steps", "epochs", "local_batch_size", "clients")
-_LOCAL = (  # what only local training has
+LOCAL_TRAINING = (  # what only local training has
     *("local_steps", "epochs", "local_batch_size", "lr"),
     *("momentum", "nesterov", "weight_decay", "proximal"),
 )
@@ -145,7 +145,7 @@ class Protocol:
 
     def _training_problems(self) -> list[str]:
         found = []
-        given = self.given(*_LOCAL)
+        given = self.given(*LOCAL_TRAINING)
         if self.sends == "gradient" and given:
             found.append(
                 f"{', '.join(f'{{{name}}}' for name in given)} belong to local training, whose clients "
@@ -195,7 +195,7 @@ class Protocol:
         for name, none in (("sigma", 0), ("noise_multiplier", 0), ("epsilon", math.inf)):
             if values.get(name) == none:
                 values[name] = None
-        trains = any(values.get(name) not in (None, _DEFAULTS[name]) for name in _LOCAL)
+        trains = any(values.get(name) not in (None, _DEFAULTS[name]) for name in LOCAL_TRAINING)
         values.setdefault("sends", "weights" if trains else "gradient")
         return cls(**values)
 

@@ -33,6 +33,7 @@ class Round:
     rounding: float = (
         0.0  # of weights that were subtracted, over the learning rate, per unit of weight
     )
+    rate: float = 0.0  # what its gradient is multiplied by in local training; 0 for a single step
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,17 @@ class Rounds:
     weight_precision: torch.dtype
     grid: torch.dtype | None = None  # the half precision that some round's gradients fit, if any
     left_out: tuple[str, ...] = ()  # rounds that do not fit, each with why
+
+    @property
+    def trained(self) -> bool:
+        """Did clients take several local steps in some round?"""
+        return any(each.rate for each in self.each)
+
+    @property
+    def rates(self) -> Tensor:
+        """How far local training moved the weights of each row (R m,), per unit of its gradient."""
+        rates = [torch.full((self.width,), each.rate / each.factor) for each in self.each]
+        return torch.cat(rates).to(self.outside)
 
     @property
     def width(self) -> int:

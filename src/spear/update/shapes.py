@@ -25,7 +25,11 @@ def input_shapes(model: nn.Module, layer: str | None = None) -> Iterator[tuple[i
     )
     if isinstance(first, nn.modules.conv._ConvNd):
         dimensions = len(first.kernel_size)
-        yield from ((first.in_channels, *[side] * dimensions) for side in _SIDES)
+        sides = [(side,) * dimensions for side in _SIDES]
+        yield from ((first.in_channels, *pixels) for pixels in sides)
+        # Models that move or add the channels themselves.
+        yield from ((*pixels, first.in_channels) for pixels in sides)
+        yield from sides if first.in_channels == 1 else ()
         return
     if embedding_of(model) is not None:
         yield (_TOKENS,)
@@ -43,19 +47,27 @@ def input_shapes(model: nn.Module, layer: str | None = None) -> Iterator[tuple[i
 
 
 def picture(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """Channels, height and width of inputs that may be pictures.
+    """Channels, height and width of inputs that may be pictures: with channels first, last or none.
 
-    >>> picture((3072,)), picture((1, 28, 28)), picture((108,))
-    ((3, 32, 32), (1, 28, 28), None)
+    >>> picture((3072,)), picture((1, 28, 28)), picture((32, 32, 3)), picture((108,))
+    ((3, 32, 32), (1, 28, 28), (3, 32, 32), None)
     """
+    if len(shape) == 2 and shape[0] == shape[1] >= _SMALLEST_PICTURE:
+        return (1, shape[0], shape[1])
     if len(shape) == 3:
-        return (shape[0], shape[1], shape[2])
+        first, second, third = shape
+        return (third, first, second) if channels_last(shape) else (first, second, third)
     n = shape[0] if len(shape) == 1 else 0
     for channels in (3, 1):
         side = math.isqrt(n // channels)
         if channels * side * side == n and side >= _SMALLEST_PICTURE:
             return (channels, side, side)
     return None
+
+
+def channels_last(shape: tuple[int, ...]) -> bool:
+    """Is this a picture's height, width and channels, in this order?"""
+    return len(shape) == 3 and shape[2] < min(shape[:2])
 
 
 def embedding_of(model: nn.Module) -> nn.Embedding | nn.EmbeddingBag | None:

@@ -214,6 +214,54 @@ def layer_inputs(model: nn.Module, layer: str, x: Tensor) -> tuple[Tensor | None
     return spy.read, outputs
 
 
+@contextmanager
+def reading(model: nn.Module, layer: str, seen: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
+    """Watch a linear layer in every run of the model, or of copies that are made meanwhile.
+
+    Args:
+        model: is left as it is afterwards.
+        layer: its name.
+        seen: called with the model's input and the layer's, each time the layer runs.
+    """
+    reader = _Reader(layer, seen)
+
+    def begin(module: nn.Module, args: tuple[Any, ...]) -> None:
+        reader.begin(module, args[0])  # a function, which copies of the model share
+
+    handle = model.register_forward_pre_hook(begin)
+    try:
+        with reader:
+            yield
+    finally:
+        handle.remove()
+
+
+class _Reader(TorchFunctionMode):
+    """Passes on what a layer of the running model reads."""
+
+    def __init__(self, layer: str, seen: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__()
+        self._layer, self._seen = layer, seen
+        self._weight: object = None
+        self._batch = torch.zeros(0)
+
+    def begin(self, model: nn.Module, x: Tensor) -> None:
+        self._weight, self._batch = model.get_submodule(self._layer).weight, x
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = kwargs or {}
+        if func is nn.functional.linear and weight_of(args, options) is self._weight:
+            rows = args[0] if args else options["input"]
+            self._seen(self._batch.detach(), rows.detach().clone())
+        return func(*args, **options)
+
+
 class Behind(nn.Module):
     """A watched model from a layer's output on: it runs on a made-up input, the output replaced.
 
