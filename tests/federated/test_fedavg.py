@@ -10,6 +10,7 @@ import spear
 from spear import Cause, InvalidOption, InvalidUpdate, Outcome, Proof, data
 from spear.factors import factorise
 from spear.federated import fedavg, mlp
+from spear.federated.client import train_locally
 from spear.judge.rescaling import rescale
 from spear.metrics import assign, score
 from support.planted import bare, real_batch, small_batch
@@ -171,6 +172,19 @@ def test_weight_decay_is_taken_off_told_or_not(told):
     result = spear.invert(spear.observe(model, after=after, lr=0.1, **told))
     assert result.outcome is not Outcome.FAILED
     assert score(result.inputs, x).worst > 60
+
+
+@pytest.mark.parametrize("spares_biases", [True, False])
+def test_decay_that_was_told_may_hold_for_weights_only(spares_biases):
+    model, x, y = small_batch(b=5, n=60, m=150)
+    how = {"lr": 0.02, "epochs": 3, "weight_decay": 0.01}
+    protocol = spear.Protocol(sends="weights", decays_biases=not spares_biases, **how)
+    after = train_locally(model, x, y, protocol).state_dict()
+    result = spear.invert(spear.observe(model, after=after, **how))
+    assert result.outcome is Outcome.EXACT
+    assert result.proof is Proof.REPLAY
+    assert score(result.inputs, x).worst > 60
+    assert ("weights, not biases" in result.explanation) == spares_biases
 
 
 def test_schedules_and_nesterov_are_repeated():

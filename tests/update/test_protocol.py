@@ -86,7 +86,22 @@ def test_what_weight_decay_leaves_is_what_torch_leaves(nesterov, lr):
         optimiser.param_groups[0]["lr"] = rate
         weight.grad = torch.zeros_like(weight)
         optimiser.step()
-    assert protocol.weight_decay_factor(3) == pytest.approx(float(weight.detach()), abs=1e-12)
+    kept = protocol.weight_decay_factor(3, weight)
+    assert kept == pytest.approx(float(weight.detach()), abs=1e-12)
+
+
+def test_weight_decay_may_spare_biases():
+    protocol = Protocol(sends="weights", lr=0.1, weight_decay=0.2, decays_biases=False)
+    weight, bias = (torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 3), (2,)))
+    optimiser = protocol.optimiser([weight, bias])
+    for p in (weight, bias):
+        p.grad = torch.zeros_like(p)
+    optimiser.step()
+    for p, kept in ((weight, 0.98), (bias, 1.0)):
+        assert torch.allclose(p, torch.full_like(p, kept))
+        assert protocol.weight_decay_factor(1, p) == pytest.approx(kept)
+    with pytest.raises(InvalidOption, match="give weight_decay > 0"):
+        Protocol(sends="weights", decays_biases=False)
 
 
 def test_words_say_what_differs():

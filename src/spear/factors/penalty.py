@@ -64,7 +64,7 @@ class Penalty:
 
     def of(self, parameter: Tensor) -> Tensor:
         """What it added to the gradient of a parameter, in float64."""
-        value = double(parameter)
+        value = double(parameter.detach())
         return self.l2 * value + self.l1 * value.sign()
 
 
@@ -81,9 +81,10 @@ def without_penalty(factors: Factors) -> tuple[Factors, Penalty | None]:
     >>> factors.b, penalty.words
     (3, 'the update holds an L2 penalty (weight decay) of 1.0e-01, taken off')
     """
+    factors, on_weights = _biases_as_they_were(factors)
     view = factors.view
-    if view.rounds is not None or not _unexplained(factors):
-        return factors, None
+    if on_weights or view.rounds is not None or not _unexplained(factors):
+        return factors, on_weights
     rows = min(int(factors.live_rows.sum()), int(factors.live_columns.sum()))
     grams = _Grams(view, factors.check_time)
     for k in (rows // 2, 3 * rows // 4):
@@ -95,6 +96,30 @@ def without_penalty(factors: Factors) -> tuple[Factors, Penalty | None]:
         if cleaned.batch_size and cleaned.b <= k:
             return _corrected(cleaned, penalty)
     return factors, None
+
+
+def _biases_as_they_were(factors: Factors) -> tuple[Factors, Penalty | None]:
+    """Without the decay that was told, if only weights decayed: then biases lie in the span of L."""
+    view, told = factors.view, factors.protocol
+    if not (view.trained and told.steps and told.decays(view.bias)):
+        return factors, None
+    taken_off = (1 - told.weight_decay_factor(told.steps, view.bias)) / told.rate
+    off, g = Penalty(-taken_off), double(view.bias_grad)
+    as_told, undecayed = (
+        float((v - factors.left @ (factors.left.T @ v)).square().sum())
+        for v in (g, g - off.of(view.bias))
+    )
+    if not undecayed < PENALTY_LEFT * as_told:
+        return factors, None
+    parameters = {} if view.model is None else dict(view.model.named_parameters())
+    others = dict(view.others)
+    for name in parameters.keys() & others.keys():
+        if others[name].ndim == 1:
+            others[name] = others[name] - off.of(parameters[name]).to(others[name])
+    bias_grad = (g - off.of(view.bias)).to(view.bias_grad)
+    view = dataclasses.replace(view, bias_grad=bias_grad, others=others)
+    found = dataclasses.replace(factors, view=view.told(decays_biases=False))
+    return found, Penalty(told.weight_decay, biases=False)
 
 
 def _unexplained(factors: Factors) -> bool:

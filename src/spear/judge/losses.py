@@ -312,6 +312,12 @@ _RANDOM = (
 )
 
 
+@functools.lru_cache(maxsize=1024)
+def _draws(func: Callable[..., Any]) -> bool:
+    """May it draw random numbers, by its name?"""
+    return any(part in getattr(func, "__name__", "") for part in _RANDOM)
+
+
 class TorchGuard(TorchFunctionMode):
     """Refuses targets of another shape than the outputs, and leaves the global random state alone.
 
@@ -340,7 +346,7 @@ class TorchGuard(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        options, name = kwargs or {}, getattr(func, "__name__", "")
+        options = kwargs or {}
         if func in _COMPARING:
             given = [*args, *(options[key] for key in ("input", "target") if key in options)]
             outputs, targets = given[0].shape, given[1].shape
@@ -348,8 +354,7 @@ class TorchGuard(TorchFunctionMode):
                 raise ValueError(
                     f"expected a target of the output's shape {tuple(outputs)}, got {tuple(targets)}"
                 )
-        drawing = options.get("generator") is None and any(part in name for part in _RANDOM)
-        if drawing and self._state is None:
+        if self._state is None and _draws(func) and options.get("generator") is None:
             self._state = torch.get_rng_state()
         return func(*args, **options)
 

@@ -542,9 +542,9 @@ class _Retraining:
 
     def _moved(self, local: _Local, start: dict[str, Tensor], epoch: int) -> dict[str, Tensor]:
         """The sum of gradients that `observe` would read off these weights, by name."""
-        kept = self.protocol.weight_decay_factor(epoch)
+        kept = self.protocol.weight_decay_factor
         return {
-            name: (kept * start[name] - p.detach()) / self.protocol.rate
+            name: (kept(epoch, p) * start[name] - p.detach()) / self.protocol.rate
             for name, p in local.named_parameters()
         }
 

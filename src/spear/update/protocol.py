@@ -22,7 +22,7 @@ NOISE_UNITS = ("sigma", "noise_multiplier", "epsilon")
 _COUNTS = ("samples", "local_steps", "epochs", "local_batch_size", "clients")
 LOCAL_TRAINING = (  # what only local training has
     *("local_steps", "epochs", "local_batch_size", "lr"),
-    *("momentum", "nesterov", "weight_decay", "proximal"),
+    *("momentum", "nesterov", "weight_decay", "decays_biases", "proximal"),
 )
 _SMALLEST_PLAUSIBLE = 1e-12  # noise and norms below it, or above its inverse, are slips
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -48,6 +48,7 @@ class Protocol:
         momentum: of SGD, as in torch.optim.SGD.
         nesterov: likewise.
         weight_decay: likewise.
+        decays_biases: does it hold for biases, too? If told wrongly, the update shows it.
         proximal: mu of FedProx.
         optimizer: "sgd" is attacked; others are known by name.
         clip: the norm C that is clipped to.
@@ -79,6 +80,7 @@ class Protocol:
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    decays_biases: bool = True
     proximal: float = 0.0
     optimizer: str = "sgd"
     clip: float | None = None
@@ -155,6 +157,8 @@ class Protocol:
             found.append("expected {local_steps} or {epochs}, which say the same, not both")
         if self.nesterov and not self.momentum:
             found.append("{nesterov} needs {momentum} > 0")
+        if not self.decays_biases and not self.weight_decay:
+            found.append("{decays_biases} says which parameters decay: give {weight_decay} > 0")
         rates = len(self.lr) if isinstance(self.lr, tuple) else None
         counts = {self.local_steps or self.epochs, self.steps}
         if rates is not None and (counts == {None} or rates not in counts):
@@ -258,10 +262,14 @@ class Protocol:
         last = len(self.lr) - 1
         return [self.lr[min(last, i * len(self.lr) // steps)] for i in range(steps)]
 
-    def weight_decay_factor(self, steps: int) -> float:
-        """The share of the first weights that weight decay leaves after this many steps."""
+    def decays(self, parameter: Tensor) -> bool:
+        """Does weight decay hold for this parameter, a matrix or a bias?"""
+        return bool(self.weight_decay) and (self.decays_biases or parameter.ndim > 1)
+
+    def weight_decay_factor(self, steps: int, parameter: Tensor) -> float:
+        """The share of a parameter that weight decay leaves after this many steps."""
         weight, velocity = 1.0, 0.0
-        for rate in self.rates(steps) if self.weight_decay else ():
+        for rate in self.rates(steps) if self.decays(parameter) else ():
             gradient = self.weight_decay * weight
             velocity = self.momentum * velocity + gradient
             step = gradient + self.momentum * velocity if self.nesterov else velocity
@@ -269,13 +277,12 @@ class Protocol:
         return weight
 
     def optimiser(self, parameters: list[nn.Parameter]) -> torch.optim.SGD:
-        return torch.optim.SGD(
-            parameters,
-            lr=self.rate,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            nesterov=self.nesterov,
-        )
+        groups = [
+            {"params": [p], "weight_decay": self.weight_decay if self.decays(p) else 0.0}
+            for p in parameters
+        ]
+        options = {"momentum": self.momentum, "nesterov": self.nesterov}
+        return torch.optim.SGD(groups, lr=self.rate, **options)
 
     def local_step(
         self,

@@ -78,17 +78,15 @@ def read(before: Mapping[str, Tensor], sent: Mapping[str, Tensor], told: Protoco
         # Copies, because p.grad is zeroed in place.
         return Reading({name: new.clone() for name, new in sent.items()}, told, mistake)
     # If the number of steps is unknown, the spectrum shows what weight decay took off.
-    kept = told.weight_decay_factor(told.steps) if told.steps is not None else 1.0
-    rate = told.rate
-    if sends == "weights":
-        gradients = {
-            name: (kept * before[name] - new.to(before[name])) / rate for name, new in sent.items()
-        }
-    else:
-        gradients = {
-            name: -((1 - kept) * before[name] + moved.to(before[name].device)) / rate
-            for name, moved in sent.items()
-        }
+    rate, steps = told.rate, told.steps
+    gradients = {}
+    for name, new in sent.items():
+        old = before[name]
+        kept = 1.0 if steps is None else told.weight_decay_factor(steps, old)
+        if sends == "weights":
+            gradients[name] = (kept * old - new.to(old)) / rate
+        else:
+            gradients[name] = -((1 - kept) * old + new.to(old.device)) / rate
     return Reading(gradients, told, mistake)
 
 
