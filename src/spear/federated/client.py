@@ -136,7 +136,7 @@ def train_locally(
         gradient = clipped_gradient(local, inputs[chosen], targets[chosen], protocol, loss)
         for name, p in named.items():
             p.grad = gradient.get(name)
-        protocol.local_step(local, optimiser, start, rate)
+        protocol.local_step(named, optimiser, start, rate)
     return local
 
 

@@ -29,7 +29,14 @@ from spear.judge.replay import Fit, replaying
 from spear.judge.replay_rounds import fit_rounds
 from spear.judge.rivals import Ruling
 from spear.judge.selection import Selection
-from spear.judge.training import knows_order, retrain, simulate
+from spear.judge.training import (
+    Retrained,
+    knows_order,
+    retrain,
+    retrain_in_order_found,
+    simulate,
+)
+from spear.search import TimeIsUp
 from spear.update import LayerUpdate
 
 
@@ -79,6 +86,10 @@ def certify(
         more = simulated is not None and simulated.certified.sum() > repeated.certified.sum()
         if simulated is not None and (more or not knows_order(found)):
             repeated = simulated
+    if not repeated.whole and protocol.mini_batches:
+        ordered = _of_training_in_order_found(found, loss)
+        more = ordered is not None and ordered.certified.sum() > repeated.certified.sum()
+        repeated = ordered if ordered is not None and more else repeated
     if repeated.whole or protocol.steps is not None or protocol.mini_batches:
         return repeated
     # Nobody said how many steps there were. The proof for one step holds at any learning rate.
@@ -335,6 +346,11 @@ def _of_training(found: Recovered, loss: Loss | None) -> Certificate:
             f"number of epochs{_penalty(found.view.protocol.proximal, retrained.other_rate)}"
         )
         return _unproved(found, Cause.SCHEDULE, (words,))
+    return _of_repetition(found, retrained)
+
+
+def _of_repetition(found: Recovered, retrained: Retrained) -> Certificate:
+    """What a repeated training shows."""
     determined = (found.selection.directions.redundancy > 0) | retrained.closely
     repeated = retrained.matched & determined & (not retrained.objections)
     if not bool((retrained.recognised & determined).all()):
@@ -351,6 +367,15 @@ def _of_training(found: Recovered, loss: Loss | None) -> Certificate:
     labels = torch.where(retrained.matched, retrained.labels, -1)
     remark = f"{retrained.epochs} local epoch{'s' * (retrained.epochs != 1)} repeated"
     return _composed(found, rulings, Proof.REPLAY, labels, remark)
+
+
+def _of_training_in_order_found(found: Recovered, loss: Loss | None) -> Certificate | None:
+    """Several epochs of mini-batches, repeated in the order that comes nearest; None without one."""
+    try:
+        retrained = retrain_in_order_found(found, loss)
+    except TimeIsUp:  # what was proved without it stands
+        return None
+    return None if isinstance(retrained, Declined) else _of_repetition(found, retrained)
 
 
 def _of_training_by_pattern(found: Recovered, loss: Loss | None) -> Certificate | None:

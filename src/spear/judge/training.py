@@ -18,11 +18,13 @@ from typing import NamedTuple
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from spear.errors import Declined
 from spear.factors import Factors
 from spear.judge.layer import Recovered
 from spear.judge.losses import Loss, compares_numbers, negative_probability, usual_loss
+from spear.judge.order import OrderSearch, Parameters
 from spear.judge.replay import Replay
 from spear.judge.selection import Selection
 from spear.tolerances import (
@@ -113,6 +115,21 @@ def retrain(found: Recovered, loss: Loss | None) -> Retrained | Declined:
         )
     why = _why_not(found, loss)
     return _repeated(found, loss) if why is None else why
+
+
+def retrain_in_order_found(found: Recovered, loss: Loss | None) -> Retrained | Declined:
+    """The same after several epochs of mini-batches, whose order is looked for (order.py)."""
+    if found.view.protocol.epochs is None:
+        return Declined("the number of epochs is not known")
+    why = _why_not(found, loss)
+    if why is not None:
+        return why
+
+    def run(replay: Replay) -> Retrained | Declined:
+        return _Retraining(found.factors, found.selection, replay).run_in_any_order()
+
+    error = _relative_error(found.factors, found.selection)
+    return Replay.attempt(found, loss, relative_error=error, use=run)
 
 
 def knows_order(found: Recovered) -> bool:
@@ -207,6 +224,12 @@ class _Local(nn.Module):
     def forward(self) -> Tensor:
         return self.structure.matrix(self.behind(self.Z), len(self.C))
 
+    def outputs(self, parameters: Parameters, samples: Tensor) -> Tensor:
+        """Of some samples (k,), with other parameters than its own."""
+        Z = self.C[samples] @ parameters["weight"].T + parameters["bias"] + self.offset[samples]
+        behind = {name: parameters[f"behind.{name}"] for name, _ in self.behind.named_parameters()}
+        return self.structure.matrix(functional_call(self.behind, behind, (Z,)), len(samples))
+
 
 @dataclass(frozen=True, eq=False)
 class _Repeated:
@@ -288,6 +311,25 @@ class _Retraining:
         if float(scaled.off.median()) <= TRAINING_OTHER_RATE * float(first.off.median()):
             return first.judged(labels, dimensions, first.length)
         return first.judged(labels, dimensions)
+
+    def run_in_any_order(self) -> Retrained | Declined:
+        """The training in the order of mini-batches that comes nearest to what was sent."""
+        labels, orders = self._orders()
+        labels, _ = self._relabelled(labels, orders[0])
+        local, start, optimiser = self._prepared()
+
+        def loss(parameters: Parameters, samples: Tensor) -> Tensor:
+            return self.replay.criterion(local.outputs(parameters, samples), labels[samples])
+
+        sent = self.factors.L @ self.selection.Q
+        given = (start, self.protocol, sent, self.selection.Q, self.factors.check_time)
+        batches = OrderSearch(loss, *given).run()
+        if batches is None:
+            return Declined("no order of the mini-batches was found that leads to what was sent")
+        for rate, batch in zip(self.protocol.rates(len(batches)), batches, strict=True):
+            self._step(local, optimiser, start, rate, labels, batch)
+        once = self._compared(local, start, len(batches))
+        return once.judged(labels, self.replay.label_dimensions)
 
     def _in_order_found(self, size: int) -> tuple[Tensor, list[Tensor], _Repeated]:
         """One pass over mini-batches, whose order the recovered columns show: labels, batches, result.
@@ -501,7 +543,7 @@ class _Retraining:
         optimiser.zero_grad()
         loss = self.replay.criterion(local()[batch], labels[batch])
         loss.backward()  # type: ignore[no-untyped-call]
-        self.protocol.local_step(local, optimiser, start, rate)
+        self.protocol.local_step(dict(local.named_parameters()), optimiser, start, rate)
 
     def _compared(self, local: _Local, start: dict[str, Tensor], steps: int) -> _Repeated:
         """How near these weights come to those sent."""
@@ -527,7 +569,7 @@ class _Retraining:
             optimiser.zero_grad()
             loss = self.replay.criterion(outputs, labels)
             loss.backward()  # type: ignore[no-untyped-call]
-            self.protocol.local_step(local, optimiser, start, rate)
+            self.protocol.local_step(dict(local.named_parameters()), optimiser, start, rate)
             if epochs not in (None, epoch):
                 continue
             moved = self._moved(local, start, epoch)

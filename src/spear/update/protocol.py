@@ -276,17 +276,21 @@ class Protocol:
             weight -= rate * step
         return weight
 
-    def optimiser(self, parameters: list[nn.Parameter]) -> torch.optim.SGD:
+    def optimiser(
+        self, parameters: list[nn.Parameter], decaying: list[bool] | None = None
+    ) -> torch.optim.SGD:
+        """The client's SGD; `decaying` says which parameters decay, unless their shapes do."""
+        decaying = [self.decays(p) for p in parameters] if decaying is None else decaying
         groups = [
-            {"params": [p], "weight_decay": self.weight_decay if self.decays(p) else 0.0}
-            for p in parameters
+            {"params": [p], "weight_decay": self.weight_decay * decays}
+            for p, decays in zip(parameters, decaying, strict=True)
         ]
         options = {"momentum": self.momentum, "nesterov": self.nesterov}
         return torch.optim.SGD(groups, lr=self.rate, **options)
 
     def local_step(
         self,
-        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
         optimiser: torch.optim.Optimizer,
         start: Mapping[str, Tensor],
         rate: float,
@@ -294,7 +298,7 @@ class Protocol:
         """One local step along the parameters' gradients, with FedProx' pull to the start."""
         for group in optimiser.param_groups:
             group["lr"] = rate
-        for name, p in model.named_parameters():
+        for name, p in parameters.items():
             if self.proximal and p.grad is not None:
                 p.grad += self.proximal * (p.detach() - start[name])
         optimiser.step()
