@@ -121,6 +121,7 @@ def sweep_report(
         *_along_axes(sweep, found),
         *_safe(found, data.classes is not None),
         *_method_remarks(sweep, found),
+        *_over_rounds(sweep, found),
     ]
     try:
         drawn = drawings(sweep, found)
@@ -258,16 +259,13 @@ def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
             )
         )
         told += _unlearnt(sweep, found)
-    rounds = max((leakage.setting.rounds for leakage in found), default=1)
-    if rounds > 1:
-        told += _rounds_remarks(sweep, found)
     if any(leakage.noise.epsilon is not None for leakage in found):
         words = (
             f"By Opacus' RDP accountant {sweep.privacy.words()}. FedSGD: per sample (DP-SGD); FedAvg: "
             "for the client's whole update. More updates mean a larger epsilon. Each client "
             "adds its own noise, before aggregation."
         )
-        if rounds > sweep.privacy.steps:
+        if any(leakage.setting.rounds > sweep.privacy.steps for leakage in found):
             words += " Where more rounds are attacked, it covers these."
         told.append(Remark(Level.NOTE, "epsilon", words))
     wrong = sum(leakage.certified_wrong for leakage in found)
@@ -280,18 +278,19 @@ def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
     return told
 
 
-def _rounds_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
+def _over_rounds(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
     """What a trial of several rounds is, and where not all of them could be used."""
-    told = [
-        Remark(
-            Level.NOTE,
-            "rounds",
-            "In each round the clients send an update of the same batch, and the server moves the "
-            f"model by it (by gradients at a learning rate of {sweep.subject.server_lr:g}). All rounds "
-            "are attacked together. Utility does not depend on their number.",
-        )
-    ]
-    for leakage in found:
+    several = [leakage for leakage in found if leakage.setting.rounds > 1]
+    if not several:
+        return []
+    gradients = any(leakage.setting.sends == "gradient" for leakage in several)
+    rate = f" (gradients at a learning rate of {sweep.subject.server_lr:g})" if gradients else ""
+    words = (
+        "In each round the clients send an update of the same batch, and the server moves the model by "
+        f"it{rate}. All rounds are attacked together. Utility does not depend on their number."
+    )
+    told = [Remark(Level.NOTE, "rounds", words)]
+    for leakage in several:
         used = [row.metrics["rounds_used"] for row in leakage.done if "rounds_used" in row.metrics]
         if used and min(used) < leakage.setting.rounds:
             words = (
