@@ -74,6 +74,7 @@ def test_rounds_on_disk_give_what_one_does_not(watched, tmp_path):
     assert all("/" not in words for words in made.redacted().settings["rounds"])
     page = written[1].read_text()
     assert "<dt>Rounds of the same data</dt><dd>4</dd>" in page
+    assert "rounds attacked together" in page
     assert "Whoever receives the updates of these rounds can read every sample." in page
 
 
