@@ -102,6 +102,8 @@ class Inversion:
     """Which layer was attacked, and why."""
     reads_data: bool = True
     """Are these the client's data? Else they are inputs of an inner layer, computed from the data."""
+    rounds: int = 1
+    """Rounds of the same data that were used; those left out are named in `details`."""
 
     @property
     def explanation(self) -> str:
@@ -399,6 +401,7 @@ def _result(
         stats=watch.stats,
         mistake=mistake,
         details=(*reached.details, *left_out),
+        rounds=1 if rounds is None else len(rounds),
     )
     if certificate is None:
         return result

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import spear
+from spear import theory
 from spear.check import CheckFiles, Exposure, check_files, compare, preflight
 from spear.check.model_structure import examine
 from spear.errors import InvalidFile, InvalidOption
@@ -322,6 +323,55 @@ def test_a_sum_is_judged_as_what_the_server_sees():
     assert "one client's update by itself, all 8" in said(found, "aggregation")[0].words
 
 
+def test_rounds_give_away_what_one_update_does_not():
+    model = mlp(N, CLASSES, width=40, depth=3, seed=0)
+    once = judged(model, samples=20, seconds=1)
+    assert once.verdict is not Exposure.EXPOSED
+    words = said(once, "several rounds")[0].words
+    one, ten = theory.largest_batch(40, 1), theory.largest_batch(40, 10, inputs=N)
+    assert f"one update of this layer determines up to {one} samples, and 10 rounds" in words
+    assert f"up to {ten}. These 20 take about {theory.rounds_needed(20, 40)} rounds." in words
+    assert "(--rounds 10)" in words
+    found = judged(model, samples=20, rounds=3, server_lr=0.3)
+    assert found.verdict is Exposure.EXPOSED
+    assert "all 20 made-up samples came back exactly from layer '0' (60 → 40) over 3 rounds" in (
+        found.headline
+    )
+    assert "at a learning rate of 0.3" in said(found, "assumed")[0].words
+    summed = judged(model, samples=10, clients=2, rounds=3, server_lr=0.3)
+    assert summed.verdict is Exposure.EXPOSED
+    assert "over 3 rounds" in summed.headline
+
+
+def test_rounds_of_local_training_are_rehearsed():
+    model = mlp(N, CLASSES, width=40, depth=2, seed=0)
+    found = judged(model, samples=12, rounds=3, lr=0.1, epochs=2)
+    assert found.verdict is Exposure.EXPOSED
+    assert "over 3 rounds" in found.headline
+
+
+def test_what_rounds_cannot_do_is_said():
+    front = nn.Sequential(nn.Linear(N, N), nn.Tanh(), nn.Linear(N, M))
+    inner = judged(layers(nn.ReLU(), first=front), samples=4, rounds=2)
+    assert "Rounds were not combined" in said(inner, "several rounds")[0].words
+    assert "over" not in inner.headline
+    many = judged(mlp(10, 4, width=20, depth=2), samples=30, rounds=2, seconds=1)
+    assert "No number of rounds determines 30." in said(many, "several rounds")[0].words
+    assert "30 samples for 2 rounds of a layer with 10 inputs" in (
+        said(many, "batch against layer")[0].words
+    )
+
+
+def test_epsilon_covers_every_round():
+    pytest.importorskip("opacus")
+    noisy = {"samples": B, "clip": 1.0, "noise_multiplier": 5.0, "seconds": 1}
+    over, counted, once = (
+        said(judged(net(), **noisy, **more), "epsilon")[0].words
+        for more in ({"rounds": 4}, {"steps": 4}, {})
+    )
+    assert over == counted != once
+
+
 def test_what_is_too_large_to_rehearse_is_said_so(monkeypatch):
     many = judged(net(), samples=10, clients=100)
     assert many.headline == "Unknown: not rehearsed: too large (1,000 samples)."
@@ -353,6 +403,8 @@ def test_an_update_is_inverted_instead():
     noise = {name: torch.randn_like(g) for name, g in p.gradients.items()}
     noisy = preflight(p.model, update=spear.observe(p.model, noise), max_seconds=1)
     assert noisy.verdict is Exposure.UNKNOWN
+    with pytest.raises(InvalidOption, match="an update is inverted instead of a rehearsal"):
+        preflight(p.model, update=p.view, rounds=2)
 
 
 @pytest.mark.parametrize(
@@ -364,6 +416,8 @@ def test_an_update_is_inverted_instead():
         ({"delta": 0.1, "privacy": Privacy()}, "delta is part of privacy"),
         ({"sample": 4}, "fields of Protocol and Privacy, got 'sample'"),
         ({"data": "music"}, "expected data to be one of photos"),
+        ({"rounds": 0}, "expected rounds to be a whole number from 1 to 1,000, got 0"),
+        ({"rounds": 2, "server_lr": 0.0}, "expected server_lr > 0, got 0"),
         ({"layer": "nope"}, "no linear layer 'nope'"),
         ({"samples": 4, "input_shape": (3, 7)}, "cannot be run on inputs of shape 3 x 7"),
     ],
@@ -419,6 +473,10 @@ def test_the_command(tmp_path):
     assert (quiet.returncode, len(quiet.stdout.splitlines())) == (0, 1)
     private = in_this_process(*asked, "net.py:net", "-b", 8, "-q", "--sigma", 1.0, cwd=tmp_path)
     assert private.returncode == 10
+    over = ("-b", 8, "-q", "--rounds", 2, "--server-lr", 0.1)
+    rounds = in_this_process(*asked, "net.py:net", *over, cwd=tmp_path)
+    assert rounds.returncode == 20
+    assert "over 2 rounds" in rounds.stdout
 
 
 def test_files_without_a_model(tmp_path):

@@ -19,13 +19,13 @@ from spear.sweep.grid import Axis, Grid, default_lists
 from spear.sweep.leakage import Leakage, LeakageLevel, trend
 from spear.sweep.plan import Sweep
 from spear.sweep.private_data import PrivateData, load_data
-from spear.sweep.report import exit_code, headline
-from spear.sweep.running import sweep
+from spear.sweep.report import exit_code, headline, sweep_report
+from spear.sweep.running import sweep, work
 from spear.sweep.setting import Setting
 from spear.sweep.subject import Subject
 from spear.sweep.trial import attacked, is_clear
 from spear.sweep.utility import Training, too_small, trained
-from spear.trials import Row, Status
+from spear.trials import InlineEngine, Row, RowFile, Status
 from support.command_line import in_this_process
 from support.planted import module
 
@@ -65,6 +65,8 @@ def wide(width=60):
         ({"precision": "40-bit"}, "2-bit to 16-bit"),
         ({"width": 0}, "width"),
         ({"width": 10**6}, "width <= 100,000"),
+        ({"rounds": 0}, "rounds to be a whole number >= 1"),
+        ({"rounds": 10**4, "width": 0}, "width.*rounds <= 1,000"),
         ({"optimizer": "adam"}, "does not support optimizer"),
         ({"clip": 1.0, "clipping": "per-layer"}, "does not support clipping"),
         ({"samples": 0, "clients": 0, "precision": "half"}, "precision.*samples.*clients"),
@@ -252,6 +254,73 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path):
     after = path.read_text().splitlines()
     assert after[:3] == lines[:3]
     assert Row.of_line(after[3]).result == Row.of_line(lines[3]).result
+
+
+def full():
+    """As many neurons as the batches below have samples: one update tells nothing."""
+    return mlp(100, 5, width=32, depth=2)
+
+
+def over_rounds(**options):
+    data = PrivateData.of("numbers", *numbers(n=100, classes=5))
+    grid = Grid({"samples": [32], "rounds": [1, 4]})
+    return Sweep(Subject(full, data, **options), grid, repeats=1, training=Training(2, seeds=1))
+
+
+def test_rounds_are_one_more_thing_to_vary(tmp_path):
+    """More of them give away what one does not. Training is the same for all."""
+    planned = over_rounds(server_lr=0.3)
+    for part in planned.parts(tmp_path):
+        list(part.run(work(planned), InlineEngine(), lambda _: None))
+    made = sweep_report(planned, tmp_path)
+    table = table_of(made)
+    assert list(table) == ["base: b = 32", "4 rounds"]
+    assert table["base: b = 32"]["verdict"] == "nothing recovered"
+    assert table["4 rounds"]["verdict"] == "whole batches exact"
+    whole = made.tables[1]
+    assert [row[whole.columns.index("rounds")] for row in whole.rows] == [1, 4]
+    assert [drawing.title for drawing in made.drawings] == [
+        "Leakage against rounds of the same data"
+    ]
+    said = {remark.subject: remark.words for remark in made.remarks}
+    assert said["rounds of the same data"] == "Nothing recovered at 1; whole batches exact at 4."
+    rows = RowFile(tmp_path, "leakage").rows()
+    assert list(rows) == [trial.key for trial in over_rounds(server_lr=0.3).trials()]  # to resume
+    assert [row.settings.get("rounds") for row in rows.values()] == [None, 4]
+    assert [row.metrics["rounds_used"] for row in rows.values()] == [1, 4]
+    assert len(RowFile(tmp_path, "utility").rows()) == 1
+
+
+def test_trials_of_rounds_depend_on_what_moves_the_model():
+    plans = over_rounds(server_lr=0.1), over_rounds(server_lr=0.2)
+    (one, several), (same, other) = ([t.key for t in plan.trials()] for plan in plans)
+    assert one == same
+    assert several != other
+
+
+def test_an_inner_layer_has_nothing_to_combine(tmp_path):
+    """Its inputs change as the layers before it are trained: the first round alone is attacked."""
+    lists = {"samples": [4], "rounds": [3]}
+    options = {"repeats": 1, "workers": 0, "training": Training(rounds=0)}
+    made = sweep(behind_tanh, numbers(), out=tmp_path, lists=lists, **options)
+    words = next(r.words for r in made.remarks if r.subject == "b = 4, 3 rounds")
+    assert words.startswith("Of 3 rounds only 1 could be used together.")
+
+
+def behind_tanh():
+    return nn.Sequential(
+        nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 60), nn.ReLU(), nn.Linear(60, 3)
+    )
+
+
+def test_epsilon_covers_every_round_that_is_attacked():
+    pytest.importorskip("opacus")
+    data = PrivateData.of("numbers", *numbers())
+    grid = Grid({"clip": [1.0], "noise_multiplier": [2.0], "rounds": [1, 4]})
+    once, over = Sweep(Subject(narrow, data), grid).noises.values()
+    assert once.sigma == over.sigma
+    counted = noise_of(Setting(clip=1.0, noise_multiplier=2.0), Privacy(steps=4))
+    assert once.epsilon < over.epsilon == counted.epsilon
 
 
 def test_numbers_to_predict_are_judged_by_their_loss(tmp_path):
@@ -451,6 +520,9 @@ def test_the_command(tmp_path):
     assert drawn.returncode == 20
     assert drawn.stdout.startswith("Of 3 settings")
     assert spear.load(tmp_path / "drawn.json").tables == made.tables
+    rounds = in_this_process(*command, "--rounds", "3,0", cwd=tmp_path)
+    assert rounds.returncode == 2
+    assert "expected --rounds to be a whole number >= 1, got 0" in rounds.stderr
     bad = in_this_process(*command, "--width", "60,wide", cwd=tmp_path)
     assert bad.returncode == 2
     assert "expected a list such as 8,16,32" in bad.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -12,7 +13,7 @@ from spear.check import model_checks
 from spear.check.conclusion import Exposure, Preflight, concluded
 from spear.check.made_up import kinds_for
 from spear.check.model_structure import LayerView, ModelStructure, examine, hand_made
-from spear.check.rehearsal import Recovery, Rehearsal, Stage, TooLarge, prepare
+from spear.check.rehearsal import SERVER_LR, Recovery, Rehearsal, Stage, TooLarge, prepare
 from spear.errors import Declined, InvalidOption
 from spear.federated import Privacy, noise_of, resolved
 from spear.inversion import Outcome, invert
@@ -22,6 +23,7 @@ from spear.update import LayerReport, LayerUpdate, Protocol
 
 _GUESSED_BATCH = 8  # where no batch size is given
 NEURONS_PER_SAMPLE = 5  # the attack is reliable up to b = m / 5 (docs/settings.md)
+_MOST_ROUNDS = 1_000  # more is a slip of the keyboard
 _AUDIT = "real data may differ: measure with yours (spear audit)"
 _HIDDEN = "clipping and noise hide any batch"
 _ORDER = list(Recovery)
@@ -41,6 +43,8 @@ def preflight(
     layer: str | None = None,
     input_shape: tuple[int, ...] | None = None,
     data: str | None = None,
+    rounds: int = 1,
+    server_lr: float = SERVER_LR,
     max_seconds: float = 30.0,
     tell: Callable[[str], None] = lambda words: None,
     protocol: Protocol | None = None,
@@ -55,6 +59,9 @@ def preflight(
         layer: the layer to judge; by default the one an attack would choose.
         input_shape: shape of one input; guessed unless given.
         data: photos, pixels, drawings, table or numbers; by default every kind that fits the shape.
+        rounds: of the same data that clients send and the server sees. Weights that come back move the
+            model from one to the next; so do gradients, at the rate `server_lr`.
+        server_lr: the server's learning rate.
         max_seconds: time limit of one search.
         tell: called with a few words on each step as it starts.
         protocol: what clients do.
@@ -69,7 +76,9 @@ def preflight(
     >>> print(seen.headline)
     Exposed: all 8 made-up samples came back exactly from layer '0' (60 → 120).
     """
+    _check_rounds(rounds, server_lr, update)
     protocol, privacy = _understood(protocol, privacy, update, told)
+    privacy = replace(privacy, steps=max(privacy.steps, rounds))
     noise = noise_of(protocol, privacy)
     protocol = resolved(protocol, noise.sigma)
     if update is not None:
@@ -81,7 +90,7 @@ def preflight(
         if not bool(value.isfinite().all()):
             raise InvalidOption(f"the model's {name!r} holds NaN or infinite numbers")
     structure, samples = examine(model), protocol.total
-    judged = _candidates(structure, layer, samples or _GUESSED_BATCH)
+    judged = _candidates(structure, layer, samples or _GUESSED_BATCH, rounds)
     remarks = [
         model_checks.untraceable(structure),
         model_checks.modes(model),
@@ -92,11 +101,31 @@ def preflight(
     if not judged:
         found = _unattackable(model, structure, layer, protocol, remarks)
         return replace(found, batch_size=samples)
-    case = _Case(model, structure, protocol, privacy, input_shape, data, max_seconds, tell)
+    case = _Case(
+        model, structure, protocol, privacy, input_shape, data, rounds, server_lr, max_seconds, tell
+    )
     tried = [case.judge(one, remarks) for one in judged]
     order = (Exposure.EXPOSED, Exposure.PARTLY, Exposure.UNKNOWN, Exposure.NOT_EXPOSED)
     best = min(tried, key=lambda found: order.index(found.verdict))
     return replace(best, batch_size=samples)
+
+
+def _check_rounds(rounds: int, server_lr: float, update: LayerUpdate | None) -> None:
+    if not isinstance(rounds, int) or not 1 <= rounds <= _MOST_ROUNDS:
+        raise InvalidOption(
+            f"expected {{rounds}} to be a whole number from 1 to {_MOST_ROUNDS:,}, got {rounds!r}",
+            arguments=("rounds",),
+        )
+    if not 0 < server_lr < math.inf:
+        raise InvalidOption(
+            f"expected {{server_lr}} > 0, got {server_lr}", arguments=("server_lr",)
+        )
+    if rounds > 1 and update is not None:
+        raise InvalidOption(
+            "{rounds} are rehearsed, but an update is inverted instead of a rehearsal: leave out one "
+            "of the two, or invert several rounds (spear invert --rounds)",
+            arguments=("rounds",),
+        )
 
 
 def _understood(
@@ -123,9 +152,12 @@ def _understood(
     return protocol, privacy or Privacy(**counted)
 
 
-def _candidates(structure: ModelStructure, name: str | None, samples: int) -> list[LayerView]:
-    """The layers to rehearse: the one named, or the first that is wide enough for the batch. If the
-    forward pass cannot be traced, every layer that may be attackable."""
+def _candidates(
+    structure: ModelStructure, name: str | None, samples: int, rounds: int
+) -> list[LayerView]:
+    """The layers to rehearse: the one named, or the first that is wide enough for the batch; over
+    rounds, the first that reads the data. If the forward pass cannot be traced, every layer that may be
+    attackable."""
     if name is not None:
         named = structure.named(name)
         if named is None:
@@ -135,6 +167,9 @@ def _candidates(structure: ModelStructure, name: str | None, samples: int) -> li
             )
         return [named] if named.attackable or (named.unseen and named.has_bias) else []
     open_ = [layer for layer in structure.layers if layer.attackable]
+    first = next((layer for layer in open_ if layer.report.reads_data), None)
+    if rounds > 1 and first is not None:
+        return [first]
     for factor in (NEURONS_PER_SAMPLE, 1):
         for layer in open_:
             if factor * samples <= layer.outputs and samples < min(layer.outputs, layer.inputs):
@@ -193,6 +228,8 @@ class _Case:
     privacy: Privacy
     shape: tuple[int, ...] | None
     data: str | None
+    rounds: int
+    server_lr: float
     max_seconds: float
     tell: Callable[[str], None]
 
@@ -207,10 +244,20 @@ class _Case:
         samples = self.protocol.samples or _GUESSED_BATCH
         protocol = replace(self.protocol, samples=samples)
         hidden = model_checks.drowned(self.structure, protocol, self.privacy.steps)
-        stage = prepare(self.model, layer, protocol, self.shape)
+        stage = prepare(
+            self.model,
+            layer,
+            protocol,
+            self.shape,
+            rounds=self.rounds,
+            server_lr=self.server_lr,
+        )
+        rows = protocol.total if isinstance(stage, Declined) else stage.rows
+        remarks.append(model_checks.over_rounds(layer, rows or 1, self.rounds))
         if isinstance(stage, Declined):
             return self._by_theory(layer, stage, hidden, remarks)
-        remarks += [self._assumed(stage), model_checks.too_many_samples(layer, stage.rows)]
+        too_many = model_checks.too_many_samples(layer, stage.rows, self.rounds)
+        remarks += [self._assumed(stage), too_many]
         played = []
         for kind in kinds_for(self.model, stage.shape, self.data):
             self.tell(f"rehearsing with made-up data: {kind.words}")
@@ -234,6 +281,7 @@ class _Case:
         reached, layer, clients = _VERDICTS[score.recovery], stage.layer, self.protocol.clients
         if score.recovery is not Recovery.NOTHING:
             where = f"layer {layer.name!r} ({layer.inputs} → {layer.outputs})"
+            where += f" over {best.rounds} rounds" if best.rounds > 1 else ""
             happened = f"{score.words} from {where}{_others(best, played)}"
             if best.up_to_scale:
                 reached, happened = Exposure.PARTLY, f"{happened}, each up to a factor"
@@ -278,6 +326,11 @@ class _Case:
             parts.append(f"one input was taken to be {shape}; give the shape if it differs")
         if self.protocol.sends != "gradient" and self.protocol.lr is None:
             parts.append(f"the learning rate was not given and taken to be {stage.protocol.rate:g}")
+        if self.rounds > 1 and self.protocol.sends == "gradient":
+            parts.append(
+                f"between rounds the server moves the model by the gradients, at a learning rate of "
+                f"{self.server_lr:g}"
+            )
         if stage.rows != stage.protocol.total:
             parts.append(
                 f"the layer sees {stage.rows} rows for {stage.protocol.total} samples (tokens or "

@@ -6,10 +6,13 @@ import math
 
 from torch import nn
 
+from spear import theory
 from spear.check.model_structure import LayerView, ModelStructure, with_modes
 from spear.federated import Noise, Privacy
 from spear.report import Level, Remark
 from spear.update import Protocol
+
+_ROUNDS = 10  # that the theory is asked about, where no number is given
 
 
 def untraceable(structure: ModelStructure) -> Remark | None:
@@ -139,19 +142,46 @@ def no_layer(structure: ModelStructure) -> Remark:
     return Remark(Level.PROTECTED, "no ReLU to attack", words)
 
 
-def too_many_samples(layer: LayerView, rows: int) -> Remark | None:
+def too_many_samples(layer: LayerView, rows: int, rounds: int = 1) -> Remark | None:
     """A gradient of full rank hides its samples, unless some of them vanish or coincide."""
-    side, what = (
-        ("outputs", layer.outputs) if layer.outputs <= layer.inputs else ("inputs", layer.inputs)
-    )
-    if rows < what:
+    outputs = layer.outputs * (rounds if layer.report.reads_data else 1)
+    if rows < min(outputs, layer.inputs):
         return None
+    side = "outputs" if outputs <= layer.inputs else "inputs"
+    seen = "a layer" if rounds == 1 else f"{rounds} rounds of a layer"
     words = (
-        f"{rows} samples for a layer with {what} {side}: its gradient has full rank, and no sample can "
-        "be told from the others. Duplicates and samples whose gradient vanishes, as in trained "
-        "networks, do not count."
+        f"{rows} samples for {seen} with {getattr(layer, side)} {side}: the gradient has full rank, "
+        "and no sample can be told from the others. Duplicates and samples whose gradient vanishes, as "
+        "in trained networks, do not count."
     )
     return Remark(Level.PROTECTED, "batch against layer", words)
+
+
+def over_rounds(layer: LayerView, rows: int, rounds: int) -> Remark | None:
+    """What several rounds of the same data add, by the theory of how many determine a batch."""
+    if layer.unseen:
+        return None
+    if not layer.report.reads_data:
+        words = (
+            "Rounds were not combined: the layers before this one are trained meanwhile, so what it "
+            "reads changes from round to round."
+        )
+        return Remark(Level.NOTE, "several rounds", words) if rounds > 1 else None
+    several = rounds if rounds > 1 else _ROUNDS
+    width, limit = layer.outputs, layer.inputs
+    one, more = (theory.largest_batch(width, count, inputs=limit) for count in (1, several))
+    words = (
+        f"In theory, one update of this layer determines up to {one:,} samples, and {several} rounds "
+        f"of the same data up to {more:,}."
+    )
+    needed = theory.rounds_needed(rows, width, inputs=limit)
+    if needed is None:
+        words += f" No number of rounds determines {rows:,}."
+    elif needed > 1:
+        words += f" These {rows:,} take about {needed} rounds."
+    if rounds == 1 and more > one:
+        words += f" A rehearsal over rounds shows what comes back (--rounds {several})."
+    return Remark(Level.NOTE, "several rounds", words)
 
 
 def drowned(structure: ModelStructure, protocol: Protocol, updates: int) -> Remark | None:

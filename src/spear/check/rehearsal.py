@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from spear.check.made_up import Kind, kinds_for, loss_of, predictions, targets_for
 from spear.check.model_structure import LayerView
 from spear.errors import Declined, InvalidOption, SpearError
-from spear.federated import Sent, send, split
+from spear.factors import combine
+from spear.federated import Batch, Sent, send, split
 from spear.inversion import invert
 from spear.judge import Cause
 from spear.metrics import assign
@@ -29,6 +31,7 @@ _MOST_ENTRIES = 5 * 10**7  # of the attacked layer: more take minutes
 _MOST_ROWS = 400  # samples that the layer sees, of all clients
 _MOST_SECONDS = 30.0  # of the clients' own computing
 _RATE = 0.01  # of local training, where none is given
+SERVER_LR = 0.05  # at which gradients move the model from round to round, as in a sweep
 
 
 class Recovery(Enum):
@@ -104,6 +107,8 @@ class Rehearsal:
     cause: Cause
     up_to_scale: bool = False
     """Did samples come back up to a factor each?"""
+    rounds: int = 1
+    """Of those that were played, the ones that could be used together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +123,8 @@ class Stage:
     """The model's outputs for one client's made-up batch, which fix the shape of the labels."""
     rows: int
     """Rows that the layer sees: more than there are samples if it reads tokens."""
+    rounds: int = 1
+    server_lr: float = SERVER_LR
 
     def alone(self) -> Stage:
         """The same stage with one client, whose update is seen by itself."""
@@ -134,36 +141,46 @@ class Stage:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # for dropout
             try:
-                with reading(self.model, self.layer.name, read.see):
-                    sent = send(self.model, batches, protocol, loss=loss_of, generator=generator)
-                view = self._view(sent)
+                views = self._views(batches, read, generator)
+                view = next(views) if self.rounds == 1 else combine(views)
             except (SpearError, ValueError, RuntimeError) as error:  # batch norm of one sample, say
                 return Declined(_complaint(error))
             result = invert(view, max_seconds=max_seconds)
         found = result.inputs.double()
         truth = read.nearest(found)
         score, certified = compare(found, truth), int(result.certified.sum())
-        rehearsal = Rehearsal(kind, score, certified, result.cause)
+        rehearsal = Rehearsal(kind, score, certified, result.cause, rounds=result.rounds)
         if score.recovery is Recovery.EXACT or (view.has_bias and protocol.clips != "per-layer"):
             return rehearsal
         scaled = compare(_scaled(found, truth), truth)
         return replace(rehearsal, score=scaled, up_to_scale=True)
 
-    def _view(self, sent: Sent) -> LayerUpdate:
+    def _views(
+        self, batches: Sequence[Batch], read: _Read, generator: torch.Generator
+    ) -> Iterator[LayerUpdate]:
+        """What the server sees in each round; what it gets moves the model on to the next."""
+        model = copy.deepcopy(self.model)
+        for _ in range(self.rounds):
+            with reading(model, self.layer.name, read.see):
+                sent = send(model, batches, self.protocol, loss=loss_of, generator=generator)
+            yield self._view(sent, model)
+            sent.apply(model, self.server_lr)
+
+    def _view(self, sent: Sent, model: nn.Module) -> LayerUpdate:
         """The layer as the server sees it, which is told the whole protocol, as an attack is. A layer
         that could not be traced is taken to have a ReLU behind it, and updates of other optimisers are
         tried as if they came from SGD."""
         as_sgd = replace(sent.protocol, optimizer="sgd", sigma=None)
         sent = replace(sent, protocol=as_sgd if not sent.protocol.is_sgd else sent.protocol)
         if self.layer.attackable:
-            view = sent.view(self.model, self.layer.name)
+            view = sent.view(model, self.layer.name)
             return view.told(samples=sent.protocol.samples)
-        own, prefix = self.model.get_submodule(self.layer.name), f"{self.layer.name}."
+        own, prefix = model.get_submodule(self.layer.name), f"{self.layer.name}."
         assert isinstance(own, nn.Linear)
         rate = 1.0 if sent.protocol.sends == "gradient" else -sent.protocol.rate
         return LayerUpdate(
-            weight=own.weight.detach(),
-            bias=own.bias.detach(),
+            weight=own.weight.detach().clone(),
+            bias=own.bias.detach().clone(),
             weight_grad=sent.update[f"{prefix}weight"] / rate,
             bias_grad=sent.update[f"{prefix}bias"] / rate,
         )
@@ -213,6 +230,9 @@ def prepare(
     layer: LayerView,
     protocol: Protocol,
     shape: tuple[int, ...] | None = None,
+    *,
+    rounds: int = 1,
+    server_lr: float = SERVER_LR,
 ) -> Stage | Declined:
     """The stage for a rehearsal, with the input shape found and sizes checked; or why there is none.
 
@@ -221,6 +241,8 @@ def prepare(
         layer: the one to attack.
         protocol: what clients do, with its noise as sigma and the `samples` of one client.
         shape: of one input; the usual ones are tried unless given.
+        rounds: of the same data that clients send and the server sees.
+        server_lr: learning rate at which gradients move the model from round to round.
     """
     if layer.inputs * layer.outputs > _MOST_ENTRIES:
         return TooLarge(f"too large ({layer.inputs:,} x {layer.outputs:,} weights)")
@@ -241,12 +263,14 @@ def prepare(
         except Exception as error:  # the user's forward may raise anything
             complaint = _complaint(error)
             continue
-        seconds = 3 * (time.monotonic() - began) * (protocol.steps or 1) * protocol.clients
+        steps = rounds * (protocol.steps or 1) * protocol.clients
+        seconds = 3 * (time.monotonic() - began) * steps
         if seconds > _MOST_SECONDS or len(rows) * protocol.clients > _MOST_ROWS:
             return TooLarge(
                 f"too large ({len(rows) * protocol.clients:,} rows, about {seconds:.0f} s of training)"
             )
-        return Stage(model, layer, protocol, candidate, outputs, len(rows) * protocol.clients)
+        seen = len(rows) * protocol.clients
+        return Stage(model, layer, protocol, candidate, outputs, seen, rounds, server_lr)
     if shape is not None:
         raise InvalidOption(
             f"the model cannot be run on inputs of shape {' x '.join(map(str, shape))} "

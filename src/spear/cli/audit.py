@@ -41,6 +41,8 @@ EPILOG = """Examples:
 
   spear audit --samples 8,16,32,64 --width 100,200,400 --cross --repeats 3
 
+  spear audit --samples 60 --width 60 --rounds 1,5,20
+
 Lists: the first value of each is the base, and one thing is varied at a time around it; --cross runs
 all combinations. Noise multiplier and epsilon need --clip.
 
@@ -60,6 +62,8 @@ _DATA = (
 _LOSS = "cross-entropy, bce, mse or package.module:function; by the labels unless given."
 _MODEL = "package.module:factory or file.py:factory; a ReLU MLP unless given."
 _TRAINED = "Attack the model after so many training steps."
+_ROUNDS = "Rounds of the same data that are attacked together."
+_SERVER_LR = "Learning rate of the server, in training and between --rounds."
 _AGAIN = "Run failed and timed-out trials once more."
 _COUNT = {"min": 1, "max": MOST_TRIALS}
 
@@ -84,6 +88,7 @@ def audit(
     precision: told.ManyPrecisions = None,
     pruned: told.ManyPruned = None,
     clients: told.ManyClients = None,
+    rounds: Annotated[str | None, _varied(help=_ROUNDS)] = None,
     cross: Annotated[bool, _varied("--cross", help="All combinations.")] = False,
     delta: told.Delta = 1e-5,
     dataset_size: told.DatasetSize = None,
@@ -92,7 +97,7 @@ def audit(
         int, _cost(min=0, max=MOST_TRIALS, help="Rounds of training; 0 leaves it out.")
     ] = 150,
     training_seeds: Annotated[int, _cost(**_COUNT, help="Runs of each training.")] = 3,
-    server_lr: Annotated[float, _cost(help="Learning rate of the server.")] = 0.05,
+    server_lr: Annotated[float, _cost(help=_SERVER_LR)] = 0.05,
     repeats: Annotated[int, _run(**_COUNT, help="Private batches a setting.")] = 5,
     seed: Annotated[int, _run(min=0, max=LARGEST_SEED, help="Seed of the first batch.")] = 0,
     max_seconds: Annotated[float, _run(help="Time limit of one attack, in seconds.")] = 60,
@@ -139,7 +144,7 @@ def audit(
         name: _list(text, kind)
         for kind, given in (
             (int, {"samples": samples, "width": width, "epochs": epochs, "clients": clients}),
-            (int, {"local_batch_size": local_batch_size}),
+            (int, {"local_batch_size": local_batch_size, "rounds": rounds}),
             (float, {"lr": lr, "clip": clip, "sigma": sigma, "pruned": pruned}),
             (float, {"noise_multiplier": noise_multiplier, "epsilon": epsilon}),
             (str, {"precision": precision}),

@@ -45,6 +45,8 @@ EPILOG = """Examples:
 
   spear check --model net.py:Net -b 32 --lr 0.01 --epochs 5 --local-batch-size 8 --clients 10
 
+  spear check --model net.py:Net -b 100 --rounds 10
+
   spear check --model net.py:Net --weights w.pt --update g.pt --json check.json --report check.html
 
 Exit codes: 0 not exposed, 10 partly or unknown, 20 exposed, 2 bad input."""
@@ -95,6 +97,14 @@ def check(
     delta: told.Delta = 1e-5,
     dataset_size: told.DatasetSize = None,
     steps: told.Steps = 1,
+    rounds: Annotated[
+        int,
+        option(told.HOW, "Rehearse so many rounds of the same data, seen together.", min=1),
+    ] = 1,
+    server_lr: Annotated[
+        float,
+        option(told.HOW, "Learning rate at which gradients move the model between rounds."),
+    ] = 0.05,
     max_seconds: Annotated[
         float, typer.Option(help="Time limit of one search, in seconds.", min=0.1)
     ] = 30.0,
@@ -129,6 +139,8 @@ def check(
         layer=layer,
         input_shape=input_shape,
         data=data,
+        rounds=rounds,
+        server_lr=server_lr,
         max_seconds=max_seconds,
         tell=lambda words: None if quiet else status.print(f"[dim]{escape(words)} ...[/dim]"),
     )

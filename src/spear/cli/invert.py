@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -20,6 +22,7 @@ from spear.cli.progress import progress
 from spear.errors import InvalidOption
 
 if TYPE_CHECKING:
+    from spear.files import UpdateFiles
     from spear.report import Finding
 
 # By outcome: the colour of the verdict, and the exit code. For whoever audits, exact is the bad news.
@@ -33,6 +36,7 @@ _COLOURS = {
 _EXIT_CODES = {"exact": 20, "partial": 10, "approximate": 10, "inconclusive": 30, "failed": 0}
 _SHOWN = 20  # samples in the terminal's table; the report has all
 _WHAT, _WRITE, _SEARCH = "What was sent", "What to write", "The search"
+_ROUNDS = "Several rounds of the same data"
 
 EPILOG = """Examples:
 
@@ -42,8 +46,29 @@ EPILOG = """Examples:
 
   spear invert --weights before.npz --after after.npz --lr 0.01 --epochs 5 --json result.json
 
+  spear invert --round before1.pt grads1.pt --round before2.pt grads2.pt --report r.html
+
+  spear invert --rounds watched    (watched/round1/before.pt, watched/round1/update.pt, ...)
+
 Exit codes: 0 nothing recovered, 10 partly or approximately, 20 exact, 30 cannot tell, 2 bad input,
 130 interrupted."""
+
+
+class _Round(NamedTuple):
+    """The files of one round."""
+
+    before: Path
+    sent: Path
+
+
+class _TwoFiles(click.Tuple):
+    """A value of --round. Typer has no lists of pairs, click has."""
+
+    def __init__(self) -> None:
+        super().__init__([click.Path(path_type=Path), click.Path(path_type=Path)])
+
+    def convert(self, value: Any, *where: Any) -> _Round:
+        return _Round(*super().convert(value, *where))
 
 
 def invert(
@@ -68,6 +93,32 @@ def invert(
     ] = None,
     layer: Annotated[
         str | None, option(_WHAT, "The layer to attack; by default the one closest to the data.")
+    ] = None,
+    each_round: Annotated[
+        list[_Round] | None,
+        option(
+            _ROUNDS,
+            "Weights and update of one round; give it once for each, in their order.",
+            "--round",
+            click_type=_TwoFiles(),
+            metavar="BEFORE UPDATE",
+        ),
+    ] = None,
+    sends: Annotated[
+        str | None,
+        option(
+            _ROUNDS,
+            "What the UPDATE of --round is: gradient, weights (sent back) or difference.",
+            show_default="gradient",
+        ),
+    ] = None,
+    rounds: Annotated[
+        Path | None,
+        option(
+            _ROUNDS,
+            "Or a folder with one folder for each round, in the order of the numbers in their names. "
+            "In each: before.*, and update.* (gradients), after.* or difference.*.",
+        ),
     ] = None,
     loss: Annotated[
         str | None, option(told.HOW, "cross-entropy, bce, mse or package.module:function.")
@@ -127,20 +178,20 @@ def invert(
         raise InvalidOption(
             "--redact leaves recovered data out, and --out writes it: give only one of them"
         )
-    existing(weights, update, after, difference, truth, model)
+    one = {"weights": weights, "update": update, "after": after, "difference": difference}
+    _told_once(one, each_round, rounds, sends)
+    read = [*one.values(), *(path for pair in each_round or () for path in pair), truth]
+    existing(*read, model)
     for path in (json, report, out and out / "recovered.safetensors"):
-        writable(path, weights, update, after, difference, truth)
+        writable(path, *read)
     apart(json, report)
 
     import torch  # takes seconds: what can be told without it has been told
 
-    from spear.files import UpdateFiles
     from spear.report import invert_files, save_inputs
-    from spear.update import Protocol
 
-    words["sends"] = "weights" if after else "difference" if difference else "gradient"
-    protocol = Protocol(**words)
-    files = UpdateFiles(weights, update, after, difference, protocol, model, layer, loss)
+    shared = {"model": model, "layer": layer, "loss": loss}
+    files = _files(one, each_round, rounds, sends, words, shared)
     image_format = None if shape is None else parse_image_format(shape, mean, std)
     console = PlainConsole(stderr=str(json) == "-")
     with progress(console, quiet) as show:
@@ -164,6 +215,54 @@ def invert(
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
     interrupted = finding.stats.get("interrupted")
     raise typer.Exit(130 if interrupted else _EXIT_CODES[finding.outcome.value])
+
+
+def _told_once(
+    one: dict[str, Any], pairs: list[_Round] | None, folder: Path | None, sends: str | None
+) -> None:
+    """Raise unless the files are told in one way: of one update, of each round, or by a folder."""
+    given = [name for name, path in one.items() if path is not None]
+    several = [name for name, value in (("round", pairs), ("rounds", folder)) if value]
+    if len(several) > 1 or (several and given):
+        names = [*several, *given]
+        raise InvalidOption(
+            f"expected the files of one update, {{round}} for each round, or {{rounds}}, got "
+            f"{' and '.join(f'{{{name}}}' for name in names)}",
+            arguments=("round", "rounds", *given),
+        )
+    if sends is not None and not pairs:
+        raise InvalidOption(
+            "{sends} says what the updates of {round} are, and there are none",
+            arguments=("sends", "round"),
+        )
+    if folder is not None and not folder.is_dir():
+        there = "is a file" if folder.exists() else "does not exist"
+        raise InvalidOption(
+            f"{folder} {there}: expected a folder with one folder for each round ({{rounds}})",
+            arguments=("rounds",),
+        )
+
+
+def _files(
+    one: dict[str, Any],
+    pairs: list[_Round] | None,
+    folder: Path | None,
+    sends: Any,
+    words: dict[str, Any],
+    shared: dict[str, Any],
+) -> list[UpdateFiles]:
+    """One update, or one for each round."""
+    from spear.files import UpdateFiles, rounds_in, rounds_of
+    from spear.update import Protocol
+
+    if folder is not None:
+        found = rounds_in(folder, **shared)
+    elif pairs:
+        found = rounds_of(pairs, sends=sends or "gradient", **shared)
+    else:
+        found = [UpdateFiles(**one, **shared)]
+    protocol = Protocol(**words, sends=found[0].sends)
+    return [dataclasses.replace(files, protocol=protocol) for files in found]
 
 
 def show_finding(console: Console, finding: Finding, *, quiet: bool, verbose: bool) -> None:

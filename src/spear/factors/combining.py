@@ -42,7 +42,7 @@ _FOREIGN = 0.05  # share of a round outside the others' span, from which it is n
 _SEEN_ONCE = 1e-6  # 1 - share of a direction that one round alone shows
 
 
-def combine(views: Iterable[LayerUpdate]) -> LayerUpdate:
+def combine(views: Iterable[LayerUpdate | Declined]) -> LayerUpdate:
     """Several rounds of the same data as one view, for `invert`.
 
     A client, or a group of clients behind secure aggregation, that sends one update per round gives a
@@ -52,7 +52,8 @@ def combine(views: Iterable[LayerUpdate]) -> LayerUpdate:
 
     Args:
         views: one per round, from `observe` at that round's weights (or bare `LayerUpdate`s). They are
-            taken one at a time: a generator keeps no more than one in memory.
+            taken one at a time: a generator keeps no more than one in memory. A `Declined` stands for
+            a round that cannot be used, and says why.
 
     >>> from torch import nn
     >>> from spear import invert, observe
@@ -72,6 +73,9 @@ def combine(views: Iterable[LayerUpdate]) -> LayerUpdate:
     groups: dict[tuple[object, ...], _Accumulated] = {}
     left_out: dict[int, str] = {}
     for number, view in enumerate(views, 1):
+        if isinstance(view, Declined):
+            left_out[number] = view.reason
+            continue
         if not isinstance(view, LayerUpdate):
             words = f"round {number} is a {type(view).__name__}"
             raise InvalidUpdate([f"{words}, expected a LayerUpdate: call spear.observe first"])
@@ -103,7 +107,8 @@ def _unfit(view: LayerUpdate) -> str:
     if not view.protocol.is_sgd or looks_like_adam(view):
         return "it looks like an update of Adam, or of another optimiser than SGD"
     if view.trained and not view.protocol.one_step and view.protocol.lr is None:
-        return "it comes from several local steps, and their learning rate is not known (give lr=)"
+        why = "it comes from several local steps, and their learning rate is not known (give lr=)"
+        return f"{view.mistake}; {why}" if view.mistake else why
     if view.protocol.weight_decay or view.protocol.proximal:
         return "weight decay and proximal terms are not taken off over rounds"
     if not bool(view.weight_grad.any()):

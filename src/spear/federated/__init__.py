@@ -8,9 +8,10 @@ from spear.federated.client import fedavg, fedsgd, fitting_loss, train
 from spear.federated.models import Vgg16, mlp
 from spear.federated.privacy import Noise, Privacy, epsilon, noise_of, resolved
 from spear.federated.reference import clipping_factors, least_squares, output_gradient
-from spear.federated.sending import Sent, send, split
+from spear.federated.sending import Batch, Sent, send, split
 
 __all__ = [
+    "Batch",
     "Noise",
     "Privacy",
     "Sent",

@@ -20,6 +20,7 @@ from spear.files.private import (
     write_private,
 )
 from spear.files.provenance import commit, versions
+from spear.files.round_files import observe_rounds, rounds_in, rounds_of
 from spear.files.tensors import positional, read_tensors
 from spear.files.update_files import UpdateFiles, loss_of, observe_files
 from spear.files.user_code import accepts, build_model, load_object
@@ -45,11 +46,14 @@ __all__ = [
     "named",
     "not_gradients",
     "observe_files",
+    "observe_rounds",
     "parsed",
     "positional",
     "read_tensors",
     "remove_unfinished",
     "replace_private",
+    "rounds_in",
+    "rounds_of",
     "versions",
     "write_all_private",
     "write_private",

@@ -15,7 +15,8 @@ from spear.files.limits import checked_size, looks_like
 from spear.files.npz_files import read_npz
 from spear.files.torch_files import read_torch
 
-_KINDS = ".safetensors, .npz, .pt or .pth"
+KINDS = (".safetensors", ".npz", ".pt", ".pth")
+KINDS_WORDS = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
 _LARGEST_HEADER = 2**24  # bytes, of .safetensors: some 150,000 tensors
 
 
@@ -37,10 +38,10 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         ".pth": read_torch,
     }
     if path.is_dir():
-        raise InvalidFile(f"{path} is a folder: expected a file named {_KINDS}")
+        raise InvalidFile(f"{path} is a folder: expected a file named {KINDS_WORDS}")
     if path.suffix not in readers:
         raise InvalidFile(
-            f"{path}: expected a file named {_KINDS}, got {path.suffix or 'no suffix'}"
+            f"{path}: expected a file named {KINDS_WORDS}, got {path.suffix or 'no suffix'}"
         )
     if not os.path.exists(path):
         link = ", it is a link to nowhere" if os.path.islink(path) else ""

@@ -133,8 +133,9 @@ def why_no_gap(factors: Factors) -> tuple[Cause, str]:
         )
     return Cause.NO_GAP, (
         "the spectrum shows no gap, which does not tell whether data leaks. Likely causes: a "
-        f"batch of min(m, n) = {smaller} samples or more (attack a wider layer), noise, "
-        "pruning, an optimiser other than SGD, or weights in place of gradients"
+        f"batch of min(m, n) = {smaller} samples or more (attack a wider layer, or combine several "
+        "rounds of the same data), noise, pruning, an optimiser other than SGD, or weights in place of "
+        "gradients"
     )
 
 

@@ -135,6 +135,7 @@ class Finding:
     """What the verdict rests on but could not be tested, in plain words."""
     details: tuple[str, ...] = field(default=(), metadata={"added": "after the schema"})
     """What else was observed."""
+    rounds: int = field(default=1, metadata={"added": "after the schema"})
 
     def __post_init__(self) -> None:
         problems = [
@@ -200,6 +201,7 @@ class Finding:
             cause=result.cause,
             assumptions=result.assumptions,
             details=result.details,
+            rounds=result.rounds,
         )
 
     @staticmethod
@@ -254,7 +256,8 @@ class Finding:
         if self.outcome is Outcome.APPROXIMATE:
             return f"{some} were recovered approximately; none is proved."
         if self.outcome is Outcome.INCONCLUSIVE:
-            return "What this update gives away cannot be told."
+            seen = "these rounds give" if self.rounds > 1 else "this update gives"
+            return f"What {seen} away cannot be told."
         return "Nothing was recovered."
 
     @property

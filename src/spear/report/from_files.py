@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from spear.errors import InvalidFile, NothingToAttack
-from spear.files import UpdateFiles, loss_of, not_gradients, observe_files, read_tensors
+from spear.errors import InvalidFile, InvalidOption, NothingToAttack
+from spear.files import UpdateFiles, loss_of, not_gradients, observe_rounds, read_tensors
 from spear.inversion import invert
 from spear.judge import Proof
 from spear.metrics import EXACT_DB
 from spear.report.finding import Finding, ImageFormat
 from spear.report.report import Report
 from spear.report.truth import compare, read_batch
+from spear.search import Progress
+from spear.update import LayerUpdate
 
 # What the verdict says about a model that was guessed from its weights alone.
 _GUESS = {
@@ -35,19 +37,21 @@ _OTHER_BATCH = (
     "behind this update? If so, please report a wrong verdict."
 )
 
+_SHOWN = 12  # rounds that are named
+
 
 def invert_files(
-    files: UpdateFiles,
+    files: UpdateFiles | Sequence[UpdateFiles],
     *,
     image_format: ImageFormat | None = None,
     truth: Path | None = None,
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Report:
-    """Attack an update on disk, and report on it.
+    """Attack an update on disk, or several rounds of the same data, and report on it.
 
     Args:
-        files: where it is.
+        files: where it is; or one for each round, which differ in nothing but their files.
         image_format: how to show inputs as pictures.
         truth: a file with the client's `inputs` (and `labels`), to compare with; the attack never
             sees it.
@@ -55,13 +59,16 @@ def invert_files(
         options: passed on to `spear.invert`: finder, generator, max_seconds, on_progress, executor.
     """
     began = time.monotonic()
-    loss = None if files.loss is None else loss_of(files.loss)
-    name = files.path.name
+    rounds = (files,) if isinstance(files, UpdateFiles) else tuple(files)
+    if not rounds:
+        raise InvalidOption("expected at least one round, got none")
+    name, title, settings = _named(rounds, settings)
+    loss = None if rounds[0].loss is None else loss_of(rounds[0].loss)
+    tell = options.get("on_progress")
     try:
-        view = observe_files(files)
+        view = observe_rounds(rounds, lambda words: tell(Progress(words)) if tell else None)
     except NothingToAttack as error:
         found = Finding.not_attacked(name, str(error))
-        title = f"What {name} gives away"
         return Report.new("inversion", title, found.headline, [found], settings=settings)
     if image_format is not None:
         image_format.fits(torch.empty(0, view.inputs))  # raises before the attack
@@ -72,11 +79,12 @@ def invert_files(
             f"{batch[0].shape[1]}"
         )
     result = invert(view, loss=loss, **options)
-    if files.weights is not None and not bool(result.certified.any()):
-        not_gradients(read_tensors(files.weights), files.weights)
+    for path in (each.weights for each in rounds if not bool(result.certified.any())):
+        if path is not None:
+            not_gradients(read_tensors(path), path)
     known = None if batch is None else compare(result.inputs, *batch, image_format=image_format)
-    notes = view.notes
-    if files.model is None and view.model is not None:
+    notes = _notes(rounds, view)
+    if rounds[0].model is None and view.model is not None:
         notes = (*notes, _GUESS[result.proof])
     if known is not None and any(
         sure and not decibel >= EXACT_DB
@@ -86,9 +94,36 @@ def invert_files(
     return Report.of(
         result,
         name,
+        title=title,
         image_format=image_format,
         truth=known,
         notes=notes,
         settings=settings,
         seconds=time.monotonic() - began,
     )
+
+
+def _named(
+    rounds: Sequence[UpdateFiles], settings: Mapping[str, Any] | None
+) -> tuple[str, str, dict[str, Any]]:
+    """What was attacked, the title of its report, and the settings with the files of all rounds."""
+    if len(rounds) == 1:
+        name = rounds[0].path.name
+        return name, f"What {name} gives away", dict(settings or {})
+    name = f"{len(rounds)} rounds"
+    files = [f"{each.weights} {each.path}" for each in rounds]
+    return name, f"What {name} give away", {**(settings or {}), "rounds": files}
+
+
+def _notes(rounds: Sequence[UpdateFiles], view: LayerUpdate) -> tuple[str, ...]:
+    """The view's notes, and which round is which; the verdict's details name those left out."""
+    if len(rounds) == 1:
+        return view.notes
+    own = [each.path.parent.name for each in rounds]
+    if len(set(own)) < len(own):
+        own = [each.path.name for each in rounds]
+    if len(own) > _SHOWN:
+        own = [*own[: _SHOWN - 1], "...", own[-1]]
+    order = f"The rounds, in their order: {', '.join(own)}."
+    known = () if view.rounds is None else view.rounds.left_out
+    return (order, *(note for note in view.notes if note not in known))

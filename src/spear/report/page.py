@@ -104,9 +104,10 @@ def _figures(report: Report) -> list[tuple[str, str]]:
         total = None if None in sizes else sum(size or 0 for size in sizes)
         of = "" if total is None else f" of {total:,}"
         attacked = sum(finding.is_attacked for finding in findings)
-        figures.append(
-            ("update attacked" if attacked == 1 else "updates attacked", f"{attacked:,}")
-        )
+        what, count = "update attacked" if attacked == 1 else "updates attacked", attacked
+        if len(findings) == 1 and findings[0].rounds > 1:
+            what, count = "rounds attacked together", findings[0].rounds
+        figures.append((what, f"{count:,}"))
         figures.append(("samples certified", f"{sum(sum(f.certified) for f in findings):,}{of}"))
         figures += _worst_psnr(findings)
     if report.seconds is not None:

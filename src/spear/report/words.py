@@ -16,7 +16,7 @@ from spear.report.report import Cell, Level, Report
 
 NONE = "–"
 KINDS = {
-    "inversion": "Inversion of one update",
+    "inversion": "Inversion",
     "audit": "Audit",
     "check": "Check before any attack",
     "flower": "Audit of a Flower run",
@@ -43,11 +43,11 @@ _NO_GUARANTEE = (
 )
 _MEANINGS = {  # {update} is the one that was attacked, or the worst of several
     Outcome.EXACT: (
-        "Whoever receives {update} can read every sample in it. "
-        "For the client, sending it was sending the data."
+        "Whoever receives {update} can read every sample. "
+        "For the client, sending an update was sending the data."
     ),
     Outcome.PARTIAL: (
-        "Whoever receives {update} can read some of its samples exactly. "
+        "Whoever receives {update} can read some of the samples exactly. "
         "The others may fall to more time or a better attack."
     ),
     Outcome.APPROXIMATE: (
@@ -65,8 +65,8 @@ _ACTIVATIONS = (
     "client's data. The data can be recovered as far as those layers can be inverted."
 )
 _UNPROVED = (
-    "Whoever receives this update most likely gets the client's samples: what came back fits the "
-    "update, and only the proof is missing."
+    "Whoever receives {update} most likely gets the client's samples: what came back fits, and only "
+    "the proof is missing."
 )
 _MEANINGS_OF_SWEEP = {
     Outcome.EXACT: "There are settings at which clients send their data when they send an update.",
@@ -118,10 +118,11 @@ def _of_findings(outcome: Outcome, findings: Sequence[Finding]) -> Headline:
     name = _LIKELY if likely else OUTCOMES[outcome]
     if outcome in _RECOVERED and all(finding.activations for finding in worst):
         return Headline(outcome.value, name, _ACTIVATIONS)
-    if likely:
-        return Headline(outcome.value, name, _UNPROVED)
     update = "the worst of these updates" if len(findings) > 1 else "this update"
-    return Headline(outcome.value, name, _MEANINGS[outcome].format(update=update))
+    if len(findings) == 1 and findings[0].rounds > 1:
+        update = "the updates of these rounds"
+    meaning = _UNPROVED if likely else _MEANINGS[outcome]
+    return Headline(outcome.value, name, meaning.format(update=update))
 
 
 def cell(value: Cell) -> str:

@@ -24,6 +24,7 @@ AXES = {
     "precision": "precision",
     "pruned": "share pruned",
     "clients": "clients aggregated",
+    "rounds": "rounds of the same data",
 }
 _PLAIN = tuple(name for name in AXES if name != "noise")
 # The sweep that is run by default. For a layer of width 200 it crosses the frontier along every axis,

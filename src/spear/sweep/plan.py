@@ -65,7 +65,12 @@ class Sweep:
 
     @cached_property
     def noises(self) -> Mapping[Setting, Noise]:
-        return {setting: noise_of(setting, self.privacy) for setting in self.grid.settings}
+        return {setting: self._noise(setting) for setting in self.grid.settings}
+
+    def _noise(self, setting: Setting) -> Noise:
+        """The noise; epsilon covers every round that the server sees."""
+        steps = max(self.privacy.steps, setting.rounds)
+        return noise_of(setting, dataclasses.replace(self.privacy, steps=steps))
 
     def trials(self) -> list[Trial]:
         """The attacks, seed by seed, so that a run that is cut short has covered every setting."""
@@ -103,7 +108,7 @@ class Sweep:
         return {
             setting: {
                 **self._computed(setting),
-                "subject": self._digest(setting, trained=trained),
+                "subject": self._digest(setting, trained=trained or setting.rounds > 1),
                 **limits,
             }
             for setting in self.grid.settings
@@ -111,12 +116,13 @@ class Sweep:
 
     def _training(self, setting: Setting, seed: int) -> Trial:
         own = {"subject": self._digest(setting, trained=True)}
+        # Training does not depend on how many rounds are attacked: its own rounds take their place.
         limits = {"rounds": self.training.rounds, "max_seconds": self.training.max_seconds}
         return Trial(UTILITY, {**self._computed(setting), **own, **limits}, seed)
 
     def _computed(self, setting: Setting) -> dict[str, Any]:
         """What a result depends on, with noise in one unit, whichever it was given in."""
-        noise = self.noises.get(setting) or noise_of(setting, self.privacy)
+        noise = self.noises.get(setting) or self._noise(setting)
         same = dataclasses.asdict(resolved(setting, noise.sigma))
         return {name: value for name, value in same.items() if value != FIELDS[name]}
 

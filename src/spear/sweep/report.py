@@ -63,6 +63,7 @@ def settings_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
         "precision": lambda a: a.setting.precision,
         "pruned": lambda a: a.setting.pruned,
         "clients": lambda a: a.setting.clients,
+        "rounds": lambda a: a.setting.rounds,
     }
     caption = "Every setting in full, with its noise in every unit that is defined for it."
     return _table("Settings", columns, found, caption)
@@ -90,7 +91,7 @@ def _rounded(value: float | None, unit: float = 1, digits: int = 1) -> float | N
 
 NO_GUARANTEE = "not a guarantee: another attack, or more batches, may do better"
 # Subjects of remarks that explain the figures; all others are about this run.
-EXPLANATIONS = ("what counts", "utility", "epsilon")
+EXPLANATIONS = ("what counts", "utility", "epsilon", "rounds")
 _LEARNT = 0.03  # accuracy above guessing from which a model counts as trained
 _OUTCOMES = {
     LeakageLevel.EXACT: Outcome.EXACT,
@@ -120,6 +121,7 @@ def sweep_report(
         *_along_axes(sweep, found),
         *_safe(found, data.classes is not None),
         *_method_remarks(sweep, found),
+        *_over_rounds(sweep, found),
     ]
     try:
         drawn = drawings(sweep, found)
@@ -263,6 +265,8 @@ def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
             "for the client's whole update. More updates mean a larger epsilon. Each client "
             "adds its own noise, before aggregation."
         )
+        if any(leakage.setting.rounds > sweep.privacy.steps for leakage in found):
+            words += " Where more rounds are attacked, it covers these."
         told.append(Remark(Level.NOTE, "epsilon", words))
     wrong = sum(leakage.certified_wrong for leakage in found)
     if wrong:
@@ -270,6 +274,30 @@ def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
     for leakage in found:
         if leakage.failed:
             words = f"{len(leakage.failed)} trials gave no result: {leakage.failed[0].error}"
+            told.append(Remark(Level.NOTE, leakage.setting.words(), words))
+    return told
+
+
+def _over_rounds(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
+    """What a trial of several rounds is, and where not all of them could be used."""
+    several = [leakage for leakage in found if leakage.setting.rounds > 1]
+    if not several:
+        return []
+    gradients = any(leakage.setting.sends == "gradient" for leakage in several)
+    rate = f" (gradients at a learning rate of {sweep.subject.server_lr:g})" if gradients else ""
+    words = (
+        "In each round the clients send an update of the same batch, and the server moves the model by "
+        f"it{rate}. All rounds are attacked together. Utility does not depend on their number."
+    )
+    told = [Remark(Level.NOTE, "rounds", words)]
+    for leakage in several:
+        used = [row.metrics["rounds_used"] for row in leakage.done if "rounds_used" in row.metrics]
+        if used and min(used) < leakage.setting.rounds:
+            words = (
+                f"Of {leakage.setting.rounds} rounds only {min(used)} could be used together. Likely "
+                "causes: an inner layer, whose inputs change as the layers before it are trained, or "
+                "noise."
+            )
             told.append(Remark(Level.NOTE, leakage.setting.words(), words))
     return told
 

@@ -44,8 +44,11 @@ def work(sweep: Sweep) -> Work:
 
 
 def _measured(trial: Trial, on_step: OnStep, subject: Subject, training: Training) -> Measured:
-    setting = Setting(**{name: v for name, v in trial.settings.items() if name in FIELDS})
+    own = {name: v for name, v in trial.settings.items() if name in FIELDS}
     tell = reporter(trial, on_step)
+    if trial.experiment == UTILITY:
+        own.pop("rounds")  # of the training, which are no part of the setting
+    setting = Setting(**own)
     if trial.experiment == UTILITY:
         tell("training", None)
         return utility.trained(subject, setting, trial.seed, training)

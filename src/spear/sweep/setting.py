@@ -10,7 +10,7 @@ from spear.errors import InvalidOption
 from spear.update import Protocol
 
 DEFAULT_LR = 0.05  # of local training, where epochs are given without a rate
-_WIDEST = 100_000  # a typing error beyond this would fill the memory
+_WIDEST, _MOST_ROUNDS = 100_000, 1_000  # typing errors beyond these would fill the memory
 # Options of `Protocol` that a sweep does not support.
 _NOT_VARIED = (
     *("local_steps", "momentum", "nesterov", "weight_decay", "proximal", "optimizer"),
@@ -25,16 +25,20 @@ class Setting(Protocol):
     Args:
         samples: per client.
         width: passed to the model's factory; None uses the factory's own.
+        rounds: of the same samples that the server sees, and attacks together.
 
     >>> Setting(samples=8, width=100, clip=1.0, noise_multiplier=0.1).words()
     'b = 8, width 100, C = 1, z = 0.1'
+    >>> Setting(samples=60, rounds=10).words()
+    'b = 60, 10 rounds'
     """
 
     samples: int = 8
     width: int | None = None
+    rounds: int = 1
 
     def __post_init__(self) -> None:
-        problems = [*self._wrong_widths(), *self._unsupported()]
+        problems = [*self._wrong_counts(), *self._unsupported()]
         try:
             super().__post_init__()
         except InvalidOption as error:
@@ -59,14 +63,17 @@ class Setting(Protocol):
             values["lr"] = DEFAULT_LR
         return super().of(**values)
 
-    def _wrong_widths(self) -> list[str]:
-        if self.width is None:
-            return []
-        if not isinstance(self.width, int) or isinstance(self.width, bool) or self.width < 1:
-            return [f"expected {{width}} to be a whole number >= 1, got {self.width!r}"]
-        if self.width > _WIDEST:
-            return [f"expected {{width}} <= {_WIDEST:,}, got {self.width:,}"]
-        return []
+    def _wrong_counts(self) -> list[str]:
+        found = []
+        for name, most in (("width", _WIDEST), ("rounds", _MOST_ROUNDS)):
+            value = getattr(self, name)
+            if name == "width" and value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                found.append(f"expected {{{name}}} to be a whole number >= 1, got {value!r}")
+            elif value > most:
+                found.append(f"expected {{{name}}} <= {most:,}, got {value:,}")
+        return found
 
     def _unsupported(self) -> list[str]:
         """What a protocol may have but a sweep does not support."""
@@ -87,6 +94,8 @@ class Setting(Protocol):
 
     def _parts(self, base: Protocol | None) -> list[str]:
         parts = super()._parts(base)
+        if self.rounds != (base.rounds if isinstance(base, Setting) else 1):
+            parts.append(f"{self.rounds} round{'s' * (self.rounds > 1)}")
         if self.width == (base.width if isinstance(base, Setting) else None):
             return parts
         samples = self.samples != (None if base is None else base.samples)

@@ -37,7 +37,8 @@ class Subject:
         image_format: how samples are shown as pictures.
         root: folder of the known datasets.
         trained_steps: training steps before the model is attacked.
-        server_lr: learning rate of that training, and of the server when utility is measured.
+        server_lr: learning rate of that training, of the server when utility is measured, and between
+            rounds of gradients.
     """
 
     model: str | Factory | None = None

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from spear.factors import combine
+from spear.federated import Batch as ClientBatch
 from spear.federated import send, split
 from spear.metrics import EXACT_DB, psnr
 from spear.search import Progress
 from spear.sweep.setting import Setting
 from spear.sweep.subject import Fitted, Subject
 from spear.trials import Batch, Compared, attack, compare
+from spear.update import LayerUpdate
 
 # From here on a picture counts as recognisable: its error is a tenth of the range from black to white,
 # as at the noise sigma = 1e-4 of the paper, whose pictures are still recognisable.
@@ -34,16 +38,26 @@ def attacked(
     max_seconds: float | None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Compared:
-    """Draw batch and weights by the seed, let the clients send, invert the update and compare."""
+    """Draw batch and weights by the seed, let the clients send, invert the update and compare.
+
+    With several rounds the clients send as many updates of the same batch, which are inverted together.
+    """
     model = subject.attacked_model(setting.width, seed)
     fitted = subject.fitted(model)
     data, chosen = fitted.data, fitted.draw(setting.total, seed)
     x, y = fitted.inputs[chosen], fitted.targets[chosen]
     generator = torch.Generator().manual_seed(seed)
-    sent = send(model, split(x, y, setting), setting, loss=fitted.loss, generator=generator)
-    found = attack(
-        sent.view(model),
+    views = _views(
         model,
+        split(x, y, setting),
+        setting,
+        server_lr=subject.server_lr,
+        loss=fitted.loss,
+        generator=generator,
+    )
+    found = attack(
+        next(views) if setting.rounds == 1 else combine(views),
+        None,  # each view has the model of its round
         loss=fitted.told,
         generator=generator,
         max_seconds=max_seconds,
@@ -59,6 +73,22 @@ def attacked(
     )
 
 
+def _views(
+    model: nn.Module,
+    batches: Sequence[ClientBatch],
+    setting: Setting,
+    *,
+    server_lr: float,
+    **sending: Any,
+) -> Iterator[LayerUpdate]:
+    """What the server sees in each round; what it gets moves the model on to the next."""
+    model = copy.deepcopy(model)
+    for _ in range(setting.rounds):
+        sent = send(model, batches, setting, **sending)
+        yield sent.view(model)
+        sent.apply(model, server_lr)
+
+
 def metrics(compared: Compared) -> dict[str, Any]:
     """What a row of a sweep keeps."""
     found = compared.score.psnr
@@ -66,6 +96,7 @@ def metrics(compared: Compared) -> dict[str, Any]:
         **compared.metrics,
         "samples": len(compared.truth),
         "found": len(compared.attacked.result.inputs),
+        "rounds_used": compared.attacked.result.rounds,
         "recognised": int(recognised(compared).sum()),
         "best": float(found.max()) if len(found) else None,
     }

@@ -19,7 +19,7 @@ from spear.update.layers import (
     without_squash,
 )
 from spear.update.observing import observe
-from spear.update.plain_mlp import describe_plain_mlp, linear_layers, plain_mlp
+from spear.update.plain_mlp import describe_plain_mlp, linear_layers, natural_order, plain_mlp
 from spear.update.protocol import (
     ENTRYWISE,
     LOCAL_TRAINING,
@@ -59,6 +59,7 @@ __all__ = [
     "linear_layers",
     "looks_like_adam",
     "matched_names",
+    "natural_order",
     "network_after",
     "network_before",
     "observe",

@@ -72,7 +72,7 @@ def linear_layers(state: Mapping[str, Tensor]) -> list[Linear]:
         for name, weight in state.items()
         if name.endswith(".weight") and weight.ndim == 2 and weight.numel()
     ]
-    natural = sorted(found, key=lambda layer: _natural(layer.name))
+    natural = sorted(found, key=lambda layer: natural_order(layer.name))
     for order in (natural, found):
         if _chained(order):
             return order
@@ -133,7 +133,12 @@ def _chain(layers: Sequence[Linear]) -> list[Linear] | None:
     return chains[0] if len(chains) == 1 else None
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
+def natural_order(name: str) -> list[tuple[bool, int, str]]:
+    """A key to sort names by, with numbers in them as numbers.
+
+    >>> sorted(["round10", "round2", "round1"], key=natural_order)
+    ['round1', 'round2', 'round10']
+    """
     parts = re.split(r"([0-9]{1,18})", name)  # ² counts as a digit too; longer runs are no numbers
     numbers = [int(p) if p.isascii() and p.isdigit() else None for p in parts]
     return [(n is None, n or 0, p) for n, p in zip(numbers, parts, strict=True) if p]
