@@ -538,6 +538,7 @@ def _round(number: int, view: LayerUpdate) -> Round:
         view.grid,
         rounding,
         view.protocol.rate if view.trained and not view.protocol.one_step else 0.0,
+        view.protocol.steps is not None or view.protocol.mini_batches,
     )
 
 
