@@ -39,7 +39,7 @@ def rounds():
 
 def attacked(rounds, *, share=0.0, found=FAILED, several=None):
     """After which rounds all were attacked together, if every attack ends like this."""
-    several = several or SeveralRounds(20, 1024)
+    several = several or SeveralRounds(20, 1024, 30.0)
     when = []
     for number, view in enumerate(rounds, 1):
         together = several.take("a client", number, view, NOTHING, beside=number)
@@ -56,25 +56,32 @@ def test_rounds_are_attacked_from_as_many_on_as_the_theory_asks_for(rounds):
     assert attacked(rounds) == list(range(needed, 10))
 
 
+def test_a_client_with_too_many_samples_for_its_rounds_is_left_for_the_end(rounds):
+    several = SeveralRounds(20, 1024, 30.0)
+    for number, view in enumerate(rounds, 1):
+        assert several.take("a client", number, view, NOTHING, reported=5 * B) is None
+    assert several.unfinished() == ["a client"]
+
+
 def test_attacks_that_take_long_and_fail_become_rare(rounds):
     first = spear.theory.rounds_needed(B, M, inputs=60)
     assert attacked(rounds, share=0.9) == [first, first + 1, first + 3]
 
 
 def test_once_every_sample_is_known_nothing_is_attacked_again(rounds):
-    several = SeveralRounds(20, 1024)
+    several = SeveralRounds(20, 1024, 30.0)
     assert len(attacked(rounds, found=ALL, several=several)) == 1
     assert several.unfinished() == []
 
 
 def test_samples_that_are_new_are_attacked_again(rounds):
-    several = SeveralRounds(20, 1024)
+    several = SeveralRounds(20, 1024, 30.0)
     fewer = finding(B - 2, B - 2, true=False)  # all of what showed then
     assert len(attacked(rounds, found=fewer, several=several)) > 1
 
 
 def test_rounds_that_gave_everything_away_alone_are_not_kept(rounds):
-    several = SeveralRounds(20, 1024)
+    several = SeveralRounds(20, 1024, 30.0)
     assert several.take("a client", 1, rounds[0], ALL) is None
     assert several.history.count("a client") == 0
     assert several.best_alone("a client") == (B, B)
@@ -82,7 +89,7 @@ def test_rounds_that_gave_everything_away_alone_are_not_kept(rounds):
 
 
 def test_what_is_left_for_the_end(rounds):
-    several = SeveralRounds(20, 1024)
+    several = SeveralRounds(20, 1024, 30.0)
     attacked(rounds[:2], several=several)  # too few to attack
     assert several.unfinished() == ["a client"]
     view, beside = several.last("a client")
@@ -94,13 +101,13 @@ def test_what_is_left_for_the_end(rounds):
 
 
 def test_rounds_that_cannot_be_combined_say_why(rounds):
-    several = SeveralRounds(20, 1024)
+    several = SeveralRounds(20, 1024, 30.0)
     assert attacked([rounds[0], rounds[0]], several=several) == []
     assert several.refused == "it repeats round 1: the same update of the same weights"
 
 
 def test_cohorts_are_known_again_also_if_a_client_is_missing(rounds):
-    several = SeveralRounds(20, 1024)
+    several = SeveralRounds(20, 1024, 30.0)
     everyone = frozenset({1, 2, 3})
     assert several.cohort(everyone) == (everyone, "all 3 clients")
     several.take(everyone, 1, rounds[0], NOTHING)
@@ -110,7 +117,7 @@ def test_cohorts_are_known_again_also_if_a_client_is_missing(rounds):
 
 
 def test_copies_and_pickles_hold_nothing(rounds):
-    several = SeveralRounds(7, 64)
+    several = SeveralRounds(7, 64, 30.0)
     attacked(rounds[:2], several=several)
     for again in (copy.deepcopy(several), pickle.loads(pickle.dumps(several))):
         assert (again.history.rounds, again.history.megabytes) == (7, 64)

@@ -164,8 +164,8 @@ class _Kept:
     gradient: Tensor  # (m, k)
     outside: Tensor  # (m,): squared length of each row of the gradient outside the basis
     bias_grad: Tensor  # (m,)
-    moved: Tensor  # (m, k): weights minus the first round's
-    weight: Tensor | None  # (m, n): the weights themselves, if they moved outside the basis
+    moved: Tensor | None  # (m, k): weights minus the first round's
+    weight: Tensor | None  # (m, n): the weights themselves instead, if they moved outside the basis
     bias: Tensor  # (m,)
     weight_lengths: Tensor  # (m,)
     rounding: float  # of an entry of the gradient
@@ -186,17 +186,23 @@ class _Kept:
         entries = int(self.gradient.any(1).sum()) * columns
         return max(math.sqrt(max(energy, 0.0) / max(entries, 1)), self.rounding / 2)
 
+    def weights(self, first: Tensor, basis: Tensor) -> Tensor:
+        """Its weights (m, k) in the basis (k, n), from the first round's (m, n)."""
+        weights = double(first if self.weight is None else self.weight) @ basis.T
+        return weights if self.moved is None else weights + self.moved
+
     def turned(self, change: Tensor) -> None:
         """To coordinates (k', k) in the old ones; what they leave out of the gradient is outside."""
         left = self.gradient @ change.T
         self.outside = self.outside + (self.gradient - left @ change).square().sum(1)
-        self.gradient, self.moved = left, self.moved @ change.T
+        self.gradient = left
+        self.moved = None if self.moved is None else self.moved @ change.T
 
     def padded(self, count: int) -> None:
         """The same with this many more directions, in which it has nothing."""
         more = self.gradient.new_zeros(len(self.gradient), count)
         self.gradient = torch.cat([self.gradient, more], 1)
-        self.moved = torch.cat([self.moved, more], 1)
+        self.moved = None if self.moved is None else torch.cat([self.moved, more], 1)
 
 
 class _Accumulated:
@@ -242,7 +248,7 @@ class _Accumulated:
             gradient,
             outside,
             double(view.bias_grad),
-            moved,
+            moved if inside else None,
             None if inside else _own_weight(view),
             double(view.bias),
             lengths,
@@ -446,7 +452,7 @@ class _Accumulated:
             words,
         )
         return LayerUpdate(
-            weight=torch.cat(self._weights()),
+            weight=torch.cat([kept.weights(self.weight, self.basis) for kept in self.kept]),
             bias=torch.cat([kept.bias for kept in self.kept]),
             weight_grad=torch.cat(
                 [f * k.gradient for f, k in zip(factors, self.kept, strict=True)]
@@ -463,14 +469,6 @@ class _Accumulated:
             notes=(*first.notes, *words),
             rounds=together,
         )
-
-    def _weights(self) -> list[Tensor]:
-        """The weights (m, k) of every round in the basis."""
-        first = double(self.weight) @ self.basis.T
-        return [
-            first + kept.moved if kept.weight is None else double(kept.weight) @ self.basis.T
-            for kept in self.kept
-        ]
 
 
 def _own_weight(view: LayerUpdate) -> Tensor:

@@ -6,6 +6,7 @@ show more than is known already, and less often where it took long and failed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -39,15 +40,16 @@ class SeveralRounds:
     Args:
         rounds: of one client, at most.
         megabytes: of all clients together, at most.
+        max_seconds: that an attack may take.
     """
 
-    def __init__(self, rounds: int, megabytes: float) -> None:
-        self.history = RoundHistory(rounds, megabytes)
+    def __init__(self, rounds: int, megabytes: float, max_seconds: float) -> None:
+        self.history, self.max_seconds = RoundHistory(rounds, megabytes), max_seconds
         self.refused = ""  # why a round could not be combined with others; the last reason
         self._known: dict[Hashable, _Known] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SeveralRounds, (self.history.rounds, self.history.megabytes)
+        return SeveralRounds, (self.history.rounds, self.history.megabytes, self.max_seconds)
 
     def cohort(self, members: frozenset[int]) -> tuple[frozenset[int], str]:
         """The cohort that these belong to, some may be missing this time; and what to call it."""
@@ -66,7 +68,14 @@ class SeveralRounds:
         return self._of(client).alone
 
     def take(
-        self, client: Hashable, number: int, view: LayerUpdate, alone: Finding, beside: Any = None
+        self,
+        client: Hashable,
+        number: int,
+        view: LayerUpdate,
+        alone: Finding,
+        *,
+        reported: float | None = None,
+        beside: Any = None,
     ) -> LayerUpdate | None:
         """Keep a round, unless it gave everything away by itself; all rounds if now is the time.
 
@@ -75,6 +84,7 @@ class SeveralRounds:
             number: of the round.
             view: what the server saw.
             alone: what the round gave away by itself.
+            reported: samples that the client says it has.
             beside: kept with the round, and returned by `last`.
         """
         known = self._of(client)
@@ -90,31 +100,38 @@ class SeveralRounds:
         if known.skip:
             known.skip -= 1
             return None
-        return self._worth_attacking(client)
+        rounds = self.history.count(client)
+        least = 1 if reported is None else int(reported)
+        if rounds < 2 or not _enough(rounds, least, view.outputs, view.inputs):
+            return None
+        began = time.monotonic()
+        together = self.history.view(client)
+        if self._worth_attacking(known, together):
+            return together
+        self._wait(known, (time.monotonic() - began) / self.max_seconds)
+        return None
 
-    def _worth_attacking(self, client: Hashable) -> LayerUpdate | None:
-        """All rounds of a client, if they may show more than is known of it."""
-        if self.history.count(client) < 2:
-            return None
-        view, known = self.history.view(client), self._of(client)
-        count = None if view.rounds is None else view.rounds.batch_size
-        if view.rounds is None or count is None:
-            return None
-        if count <= known.complete:
-            known.open = False
-            return None
-        needed = rounds_needed(count, view.rounds.width, inputs=view.inputs)
-        return view if needed is not None and needed <= len(view.rounds) else None
+    def _worth_attacking(self, known: _Known, view: LayerUpdate) -> bool:
+        """May these rounds of a client show more than is known of it?"""
+        if view.rounds is None or view.rounds.batch_size is None:
+            return False
+        count = view.rounds.batch_size
+        known.open = count > known.complete
+        return known.open and _enough(len(view.rounds), count, view.rounds.width, view.inputs)
 
     def learn(self, client: Hashable, found: Finding, share: float) -> None:
-        """Take note of what a client's rounds gave away, and of the share of its time that it took."""
+        """Take note of what a client's rounds gave away, and of how much of its time that took."""
         known = self._of(client)
         likely = found.outcome is Outcome.EXACT or found.is_likely
         if likely and found.recovered == found.batch_size:
             known.complete, known.open, known.gap = found.recovered, False, 1
             return
-        known.open = share > _LONG  # the same rounds with more time
-        if known.open:
+        known.open = share > _LONG  # with more time, the same rounds may show more
+        self._wait(known, share)
+
+    def _wait(self, known: _Known, share: float) -> None:
+        """Let more and more rounds pass after attempts that take long in vain."""
+        if share > _LONG:
             known.skip, known.gap = known.gap - 1, 2 * known.gap
 
     def unfinished(self) -> list[Hashable]:
@@ -133,6 +150,12 @@ class SeveralRounds:
 
     def _of(self, client: Hashable) -> _Known:
         return self._known.setdefault(client, _Known())
+
+
+def _enough(rounds: int, count: int, width: int, inputs: int) -> bool:
+    """Can so many rounds show so many samples through a layer of this width?"""
+    needed = rounds_needed(count, width, inputs=inputs)
+    return needed is not None and needed <= rounds
 
 
 def samples(found: Finding) -> tuple[int, int]:

@@ -299,7 +299,9 @@ class Examiner:
             return alone
         try:
             number, client = whose.server_round, whose.client
-            rounds = self.several.take(client, number, view, alone.finding, beside=told)
+            rounds = self.several.take(
+                client, number, view, alone.finding, reported=examples, beside=told
+            )
         except Exception as error:  # as above
             log.warning("SPEAR: %s cannot be kept for later rounds", name, exc_info=error)
             return alone

@@ -131,7 +131,7 @@ class RunningReport:
         columns = ("client", "outcome", "samples seen", "proved", "one round (the best)")
         rows = tuple(
             (
-                one.label,
+                one.label.removeprefix("client "),
                 one.examined.verdict,
                 one.examined.finding.batch_size,
                 sum(one.examined.finding.certified),

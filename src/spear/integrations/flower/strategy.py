@@ -79,7 +79,7 @@ class Audited(Strategy):
             raise InvalidOption(f"expected every >= 1 rounds, got {every}")
         self._strategy = strategy
         self._examiner = Examiner.new(model, options, _OWN)
-        several = SeveralRounds(history, history_megabytes)
+        several = SeveralRounds(history, history_megabytes, self._examiner.max_seconds)
         self._examiner.several = several if history > 1 else None
         self._aggregate, self._every, self._truth = aggregate, every, truth
         self._redact = redact
