@@ -37,6 +37,7 @@ from support.flower_federation import (
     BATCH,
     CLASSES,
     NODES,
+    PIXELS,
     WIDTH,
     InProcess,
     client_app,
@@ -494,6 +495,20 @@ def test_rounds_for_which_there_is_no_room_are_told():
     strategy = narrowly(narrow_audit(history_megabytes=1e-3), rounds=2)
     assert "Some rounds were not kept" in subjects(strategy)
     assert len(strategy.report.findings) == 2
+
+
+def test_rounds_behind_trained_layers_are_not_combined_and_told():
+    def inner():
+        torch.manual_seed(0)
+        before = (nn.Flatten(), nn.Linear(PIXELS, 30), nn.Tanh())
+        return nn.Sequential(*before, nn.Linear(30, 4), nn.ReLU(), nn.Linear(4, CLASSES))
+
+    strategy = ran(
+        audited(model=inner()), client_app(model=inner), model=inner, rounds=3, nodes=ONE
+    )
+    (said,) = [r.words for r in strategy.report.remarks if "not combined" in r.subject]
+    assert "layers before it were trained meanwhile" in said
+    assert len(strategy.report.findings) == 3
 
 
 def test_an_attack_on_several_rounds_that_breaks_does_not_end_the_run(monkeypatch):
