@@ -234,6 +234,20 @@ def test_rounds_of_local_training_come_back_without_a_proof():
     assert not result.certified.any()
 
 
+@pytest.mark.parametrize(("epochs", "outcome"), [(1, "EXACT"), (2, "APPROXIMATE")])
+def test_rounds_of_an_untold_number_of_steps_are_proved_if_one_step_explains_them(epochs, outcome):
+    x, y = data(12)
+    net, sent = network(), []
+    for _ in range(4):
+        after = fedavg(net, x, y, lr=0.2, epochs=epochs)
+        sent.append(spear.observe(net, after=after, lr=0.2))
+        net.load_state_dict(after)
+    result = spear.invert(spear.combine(sent))
+    assert right(result, x) == 12
+    assert result.outcome.name == outcome, result.explanation
+    assert bool(result.certified.all()) == (epochs == 1)
+
+
 def test_local_training_at_an_unknown_rate_is_not_combined():
     x, y = data(5)
     (net, grads), *_ = play(1, x, y)

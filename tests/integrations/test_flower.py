@@ -37,11 +37,15 @@ from support.flower_federation import (
     BATCH,
     CLASSES,
     NODES,
+    PIXELS,
+    WIDTH,
     InProcess,
     client_app,
     differences,
     gradients,
     lone,
+    many,
+    narrow,
     net,
     private,
     replaced,
@@ -402,6 +406,165 @@ def test_secure_aggregation_is_one_batch():
     assert "Secure aggregation" in subjects(strategy)
 
 
+def narrowly(strategy, *, rounds=5, nodes=ONE, held=many, **options):
+    """Run a federation whose layer is too narrow for any one round; the strategy."""
+    app = client_app(model=narrow, held=held)
+    return ran(strategy, app, rounds=rounds, nodes=nodes, model=narrow, lr=0.5, **options)
+
+
+def narrow_audit(strategy=None, held=many, **options):
+    def known(server_round, reply):
+        return held(reply.metadata.src_node_id)
+
+    return audited(strategy, model=narrow(9), truth=known, **options)
+
+
+def test_several_rounds_of_a_client_are_audited_together(tmp_path):
+    page, file = tmp_path / "report.html", tmp_path / "report.json"
+    strategy = narrowly(narrow_audit(report=page, json=file))
+    report = spear.load(file)
+    together, *alone = report.findings
+    assert together.outcome is Outcome.EXACT, together.reason
+    assert min(together.truth.psnr) >= 60
+    assert together.recovered == WIDTH
+    words = f"4 rounds together: {WIDTH} of {WIDTH}; best single round: 0 of {WIDTH}"
+    assert together.name == f"client {NODES[0]}, rounds 1 to 4 together"
+    assert together.notes[0] == words
+    assert {finding.outcome for finding in alone} == {Outcome.INCONCLUSIVE}
+    assert len(alone) == 5
+    assert report.headline.startswith(
+        "Rounds together gave away more than single replies: of 1 client, 1 gave away every sample, "
+        f"exactly and proved ({words})."
+    )
+    growth = dict(zip(report.tables[0].columns, report.tables[0].rows[0], strict=True))
+    assert growth["one round (the best)"] == 0
+    assert growth["4 rounds"] == growth["proved"] == WIDTH
+    assert "rounds together" in page.read_text()
+    (said,) = [r.words for r in report.remarks if r.subject.startswith("What is kept")]
+    assert "last 20 rounds" in said
+    assert "never in a file" in said
+    assert strategy._examiner.several.history.used == 0  # deleted at the end
+
+
+def test_without_a_history_nothing_is_kept():
+    strategy = narrowly(narrow_audit(history=1))
+    assert strategy._examiner.several is None
+    assert len(strategy.report.findings) == 5
+    (said,) = [r.words for r in strategy.report.remarks if r.subject.startswith("What is kept")]
+    assert said.startswith("Nothing (history=1)")
+
+
+def test_secure_aggregation_is_undone_by_several_rounds():
+    def few(node):
+        return many(node, WIDTH // 3)
+
+    strategy = narrowly(narrow_audit(aggregate=True, held=few), nodes=NODES, held=few)
+    together, *_ = strategy.report.findings
+    assert together.name == "all 3 clients, rounds 1 to 4 together"
+    assert (together.outcome, together.recovered) == (Outcome.EXACT, WIDTH), together.reason
+    assert min(together.truth.psnr) >= 60
+    assert "of 1 cohort, 1 gave away every sample" in strategy.report.headline
+
+
+def test_rounds_that_are_too_few_are_audited_at_the_end():
+    strategy = narrowly(narrow_audit(), rounds=2)
+    together, *_ = strategy.report.findings
+    assert together.name.endswith("rounds 1 to 2 together")
+    assert "2 rounds are too few" in together.reason
+    assert strategy.report.headline.endswith("Up to 2 rounds together gave away no more.")
+
+
+def test_a_run_that_fails_keeps_nothing_either():
+    class Failing(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            if server_round == 3:
+                held.append(strategy._examiner.several.history.used)
+                raise RuntimeError("the server is out of luck")
+            return super().aggregate_train(server_round, replies)
+
+    held: list[float] = []
+    one = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+    strategy = narrow_audit(Failing(**one))
+    with pytest.raises(RuntimeError, match="out of luck"):
+        narrowly(strategy)
+    assert held[0] > 0
+    assert strategy._examiner.several.history.used == 0
+
+
+def test_rounds_for_which_there_is_no_room_are_told():
+    strategy = narrowly(narrow_audit(history_megabytes=1e-3), rounds=2)
+    assert "Some rounds were not kept" in subjects(strategy)
+    assert len(strategy.report.findings) == 2
+
+
+def test_rounds_behind_trained_layers_are_not_combined_and_told():
+    def inner():
+        torch.manual_seed(0)
+        before = (nn.Flatten(), nn.Linear(PIXELS, 30), nn.Tanh())
+        return nn.Sequential(*before, nn.Linear(30, 4), nn.ReLU(), nn.Linear(4, CLASSES))
+
+    strategy = ran(
+        audited(model=inner()), client_app(model=inner), model=inner, rounds=3, nodes=ONE
+    )
+    (said,) = [r.words for r in strategy.report.remarks if "not combined" in r.subject]
+    assert "layers before it were trained meanwhile" in said
+    assert len(strategy.report.findings) == 3
+
+
+def test_an_attack_on_several_rounds_that_breaks_does_not_end_the_run(monkeypatch):
+    def broken(view, **options):
+        if view.rounds is not None:
+            raise ZeroDivisionError("a bug of ours")
+        return spear.invert(view, **options)
+
+    monkeypatch.setattr(examiner, "invert", broken)
+    strategy = narrowly(narrow_audit(), rounds=3)
+    together, *alone = strategy.report.findings
+    assert together.reason == "not attacked: ZeroDivisionError: a bug of ours"
+    assert len(alone) == 3
+
+
+KILLED = """
+import os, signal, sys
+from support.flower_federation import *
+from spear.integrations.flower import Audited
+strategy = Audited(lone(), model=narrow(9), report="report.html", history=20)
+
+def reply(model, inputs, labels, lr):
+    if strategy._examiner.several.history.count(str(NODES[0])) == 2:
+        opened = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        print(*opened, sep="\\n", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return weights(model, inputs, labels, lr)
+
+app = client_app(reply, model=narrow, held=many)
+run(strategy, app, rounds=4, lr=0.5, model=narrow, nodes=NODES[:1])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_a_killed_run_leaves_no_file_but_its_report(tmp_path):
+    for name in ("run", "temporary"):
+        (tmp_path / name).mkdir()
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "temporary")}
+    told = subprocess.run(
+        [sys.executable, "-c", KILLED],
+        cwd=tmp_path / "run",
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert told.returncode == -9, told.stderr[-2000:]
+    assert [str(f.relative_to(tmp_path)) for f in tmp_path.rglob("*") if f.is_file()] == [
+        "run/report.html"
+    ]
+    assert not [name for name in told.stdout.split() if name.startswith(str(tmp_path))]
+    assert not [name for name in told.stdout.split() if "deleted" in name]
+
+
 def test_secure_aggregation_without_those_that_failed():
     def spoil(reply):
         if reply.metadata.src_node_id == NODES[0]:
@@ -606,6 +769,8 @@ def test_another_model_is_told_before_anything_is_sent(options, words, tmp_path)
         ({"max_seconds": 0}, "max_seconds > 0"),
         ({"every": 0}, "every >= 1"),
         ({"keep": -1}, "keep >= 0"),
+        ({"history": 0}, "expected a history of 1 round or more, got 0"),
+        ({"history_megabytes": 0}, "expected a history of > 0 megabytes"),
         ({"learning_rate": 0.1}, "unknown option 'learning_rate'.* model, report, .* lr, epochs"),
         ({"optimizer": torch.optim.Adam}, "expected optimizer to be a name such as sgd"),
         ({"report": 3}, "expected report= to be the path"),

@@ -35,6 +35,25 @@ def private(node):
     return inputs, torch.randint(CLASSES, (BATCH,), generator=generator)
 
 
+WIDTH, INPUTS = 24, 120  # of a layer that is too narrow for any one round
+
+
+def narrow(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(INPUTS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(),
+            nn.Linear(WIDTH, CLASSES),
+        )  # fmt: skip
+
+
+def many(node, count=WIDTH):
+    """What a client of the narrow model holds: as many inputs as the layer has neurons, and labels."""
+    generator = torch.Generator().manual_seed(node % 1000)
+    inputs = torch.randn(count, INPUTS, generator=generator)
+    return inputs, torch.randint(CLASSES, (count,), generator=generator)
+
+
 def truth(server_round, reply):
     return private(reply.metadata.src_node_id)
 
@@ -44,7 +63,7 @@ def weights(model, inputs, labels, lr):
 
 
 def client_app(
-    reply: Callable[..., ArrayRecord] = weights, *, model=net, mods=(), metrics=None
+    reply: Callable[..., ArrayRecord] = weights, *, model=net, mods=(), metrics=None, held=private
 ) -> ClientApp:
     """Clients that train for one step; `reply(model, inputs, labels, lr)` is what they send."""
     app = ClientApp()
@@ -57,7 +76,7 @@ def client_app(
         local.load_state_dict({name: torch.from_numpy(value) for name, value in arrays})
         if not mods:  # frugal clients take the record apart; Flower's own mods need it afterwards
             record.clear()
-        inputs, labels = private(context.node_id)
+        inputs, labels = held(context.node_id)
         lr = msg.content.config_records["config"].get("lr", 0.05)
         told = {"num-examples": len(inputs), "train_loss": 1.0, **(metrics or {})}
         content = {"arrays": reply(local, inputs, labels, lr), "metrics": MetricRecord(told)}

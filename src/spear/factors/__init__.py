@@ -1,12 +1,15 @@
 """The low-rank factors of an update: rank, noise level and bases, streamed where the layer is large."""
 
-from spear.factors.combining import combine
+from spear.factors.combining import Combination, combine
 from spear.factors.factorisation import Factors, Side, factorise
+from spear.factors.history import RoundHistory
 from spear.factors.penalty import without_penalty
 from spear.factors.spectrum import batch_size_from, rounding_of
 
 __all__ = [
+    "Combination",
     "Factors",
+    "RoundHistory",
     "Side",
     "batch_size_from",
     "combine",

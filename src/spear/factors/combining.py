@@ -2,15 +2,17 @@
 
 Each round is compressed as it comes. Of its gradient, the coordinates in a growing orthonormal basis of
 all rows seen are kept; of its weights, the first round's and how they moved since, in the same basis
-(a model that moves by these updates moves inside it). Once the basis holds far more directions than
-the spectrum has samples, it is cut to twice as many; what is cut off is noise, and its size is kept.
+(a model that moves by these updates moves inside it; if others move it too, weights are kept whole).
+Once the basis holds far more directions than the spectrum has samples, it is cut to twice as many; what
+is cut off is noise, and its size is kept.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +54,7 @@ def combine(views: Iterable[LayerUpdate | Declined]) -> LayerUpdate:
 
     Args:
         views: one per round, from `observe` at that round's weights (or bare `LayerUpdate`s). They are
-            taken one at a time: a generator keeps no more than one in memory. A `Declined` stands for
+            taken one at a time: with a generator, two are in memory at most. A `Declined` stands for
             a round that cannot be used, and says why.
 
     >>> from torch import nn
@@ -70,12 +72,38 @@ def combine(views: Iterable[LayerUpdate | Declined]) -> LayerUpdate:
     >>> print(view.choice.splitlines()[0])
     attacking '0' (60 -> 20, 10 rounds, ReLU after)
     """
-    groups: dict[tuple[object, ...], _Accumulated] = {}
-    left_out: dict[int, str] = {}
-    for number, view in enumerate(views, 1):
+    together = Combination()
+    for view in views:
+        together.add(view)
+    return together.view()
+
+
+class Combination:
+    """Rounds of the same data, compressed one by one as they come; `combine` fills one at once.
+
+    What is kept are tensors in memory. Weights from `observe` are shared by all views of one state of
+    the model, whatever combination they are in.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[object, ...], _Accumulated] = {}
+        self._left_out: dict[int, str] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        """Rounds that are kept and belong together."""
+        return len(self._main.kept) if self._groups else 0
+
+    @property
+    def _main(self) -> _Accumulated:
+        return max(self._groups.values(), key=lambda group: len(group.kept))
+
+    def add(self, view: LayerUpdate | Declined, number: int | None = None) -> str:
+        """Take a round in, under its number (the next one unless given); or say why not."""
+        self._last = number = self._last + 1 if number is None else number
         if isinstance(view, Declined):
-            left_out[number] = view.reason
-            continue
+            self._left_out[number] = view.reason
+            return view.reason
         if not isinstance(view, LayerUpdate):
             words = f"round {number} is a {type(view).__name__}"
             raise InvalidUpdate([f"{words}, expected a LayerUpdate: call spear.observe first"])
@@ -84,20 +112,37 @@ def combine(views: Iterable[LayerUpdate | Declined]) -> LayerUpdate:
         why = _unfit(view)
         if not why:
             kind = (view.layer, tuple(view.weight.shape))
-            if kind not in groups:
-                groups[kind] = _Accumulated(number, view)
-            why = groups[kind].add(number, view)
+            if kind not in self._groups:
+                self._groups[kind] = _Accumulated(number, view)
+            why = self._groups[kind].add(number, view)
         if why:
-            left_out[number] = why
-    if not groups:
-        reasons = [f"round {number}: {why}" for number, why in left_out.items()]
-        raise InvalidUpdate(reasons or ["expected at least one round, got none"])
-    main = max(groups.values(), key=lambda group: len(group.kept))
-    for group in groups.values():
-        if group is not main:
-            what = f"{group.described}, others {main.described}"
-            left_out.update({kept.number: f"it is of {what}" for kept in group.kept})
-    return main.view(left_out)
+            self._left_out[number] = why
+        return why
+
+    def view(self) -> LayerUpdate:
+        """All rounds so far as one view. The combination stays as it is, and may go on growing."""
+        left_out = dict(self._left_out)
+        if not self._groups:
+            reasons = [f"round {number}: {why}" for number, why in left_out.items()]
+            raise InvalidUpdate(reasons or ["expected at least one round, got none"])
+        main = self._main
+        for group in self._groups.values():
+            if group is not main:
+                what = f"{group.described}, others {main.described}"
+                left_out.update({kept.number: f"it is of {what}" for kept in group.kept})
+        return main.copy().view(left_out)
+
+    def forget_oldest(self) -> None:
+        """Let the oldest round go, with everything that only it has shown."""
+        self._main.forget_oldest()
+        oldest = self._main.kept[0].number if self._main.kept else self._last
+        self._left_out = {n: why for n, why in self._left_out.items() if n > oldest}
+
+    def sizes(self) -> dict[int, int]:
+        """Bytes of every piece of memory that is held, by its address; others may hold it too."""
+        held = (tensor for group in self._groups.values() for tensor in group.tensors())
+        storages = (tensor.untyped_storage() for tensor in held)
+        return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 def _unfit(view: LayerUpdate) -> str:
@@ -124,8 +169,8 @@ class _Kept:
     gradient: Tensor  # (m, k)
     outside: Tensor  # (m,): squared length of each row of the gradient outside the basis
     bias_grad: Tensor  # (m,)
-    moved: Tensor  # (m, k): weights minus the first round's
-    moved_outside: Tensor | None  # (m, n): the same outside the basis, unless it is rounding
+    moved: Tensor | None  # (m, k): weights minus the first round's
+    weight: Tensor | None  # (m, n): the weights themselves instead, if they moved outside the basis
     bias: Tensor  # (m,)
     weight_lengths: Tensor  # (m,)
     rounding: float  # of an entry of the gradient
@@ -146,17 +191,23 @@ class _Kept:
         entries = int(self.gradient.any(1).sum()) * columns
         return max(math.sqrt(max(energy, 0.0) / max(entries, 1)), self.rounding / 2)
 
+    def weights(self, first: Tensor, basis: Tensor) -> Tensor:
+        """Its weights (m, k) in the basis (k, n), from the first round's (m, n)."""
+        weights = double(first if self.weight is None else self.weight) @ basis.T
+        return weights if self.moved is None else weights + self.moved
+
     def turned(self, change: Tensor) -> None:
         """To coordinates (k', k) in the old ones; what they leave out of the gradient is outside."""
         left = self.gradient @ change.T
         self.outside = self.outside + (self.gradient - left @ change).square().sum(1)
-        self.gradient, self.moved = left, self.moved @ change.T
+        self.gradient = left
+        self.moved = None if self.moved is None else self.moved @ change.T
 
     def padded(self, count: int) -> None:
         """The same with this many more directions, in which it has nothing."""
         more = self.gradient.new_zeros(len(self.gradient), count)
         self.gradient = torch.cat([self.gradient, more], 1)
-        self.moved = torch.cat([self.moved, more], 1)
+        self.moved = None if self.moved is None else torch.cat([self.moved, more], 1)
 
 
 class _Accumulated:
@@ -164,11 +215,11 @@ class _Accumulated:
 
     def __init__(self, number: int, first: LayerUpdate) -> None:
         self.number, self.first, self.before = number, first, _before(first)
-        self.weight = double(first.weight)
-        self.basis = self.weight[:0]
+        self.weight = _own_weight(first)
+        self.basis = double(self.weight[:0])
         self.kept: list[_Kept] = []
         self.limit = first.outputs  # directions of the basis above which it is cut
-        self.live_columns = torch.zeros(first.inputs, dtype=torch.bool, device=self.weight.device)
+        self.live_columns = torch.zeros(first.inputs, dtype=torch.bool, device=self.basis.device)
         self.read_columns = torch.zeros_like(self.live_columns)  # with any weight in any round
 
     @property
@@ -193,7 +244,7 @@ class _Accumulated:
         found = rest @ directions.T
         outside = (rest - found @ directions).square().sum(1)
         gradient = torch.cat([gradient, found], 1)
-        moved, moved_outside = self._split(W - self.weight)
+        moved, moved_outside = self._split(W - double(self.weight))
         lengths = torch.linalg.vector_norm(W, dim=1)
         rounding = _MOVED_OUTSIDE * torch.finfo(view.weight.dtype).eps * lengths
         inside = bool((moved_outside.norm(dim=1) <= rounding).all())
@@ -202,8 +253,8 @@ class _Accumulated:
             gradient,
             outside,
             double(view.bias_grad),
-            moved,
-            None if inside else moved_outside.to(view.weight.dtype),
+            moved if inside else None,
+            None if inside else _own_weight(view),
             double(view.bias),
             lengths,
             *_own_noise(view, G),
@@ -213,11 +264,49 @@ class _Accumulated:
             if _repeats(kept, other):
                 return f"it repeats round {other.number}: the same update of the same weights"
         self.kept.append(kept)
-        self.live_columns |= G.any(0)
-        self.read_columns |= W.any(0)
+        self.live_columns = self.live_columns | G.any(0)  # views made before keep theirs
+        self.read_columns = self.read_columns | W.any(0)
         if len(self.basis) > self.limit:
             self._cut()
         return ""
+
+    def copy(self) -> _Accumulated:
+        """The same, sharing every tensor: what `view` does to one leaves the other as it is."""
+        same = copy.copy(self)
+        same.kept = [copy.copy(kept) for kept in self.kept]
+        return same
+
+    def forget_oldest(self) -> None:
+        """Drop the oldest round, and directions that no other round has."""
+        oldest, *self.kept = self.kept
+        if oldest.number == self.number:  # only what says how to read the others stays
+            nothing = self.first.weight_grad.new_zeros(1)
+            self.first = dataclasses.replace(
+                self.first,
+                weight_grad=nothing.expand(self.weight.shape),
+                bias_grad=nothing.expand(len(self.weight)),
+                others={},
+            )
+        if not self.kept:
+            self.basis = self.basis[:0]
+            return
+        rows = torch.cat([kept.gradient for kept in self.kept])
+        self._turn(_directions(rows, _NEW_DIRECTION * _eps(self.first) * float(rows.norm())))
+        self._cut()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything that is held of the rounds and of their models."""
+        first = self.first
+        yield from (self.weight, self.basis, self.live_columns, self.read_columns)
+        yield from (first.weight, first.weight_grad, *first.others.values())
+        models = [first.model]
+        for kept in self.kept:
+            yield from (part for part in vars(kept).values() if isinstance(part, Tensor))
+            yield from kept.round.others.values()
+            behind = kept.round.behind
+            models += [] if isinstance(behind, Declined) else [behind]
+        for model in models:
+            yield from () if model is None else model.parameters()
 
     def _changed_before(self, view: LayerUpdate) -> str:
         """Why its inputs are not those of the first round; empty if nothing says so."""
@@ -368,7 +457,7 @@ class _Accumulated:
             words,
         )
         return LayerUpdate(
-            weight=torch.cat([self._weight(kept) for kept in self.kept]),
+            weight=torch.cat([kept.weights(self.weight, self.basis) for kept in self.kept]),
             bias=torch.cat([kept.bias for kept in self.kept]),
             weight_grad=torch.cat(
                 [f * k.gradient for f, k in zip(factors, self.kept, strict=True)]
@@ -386,12 +475,11 @@ class _Accumulated:
             rounds=together,
         )
 
-    def _weight(self, kept: _Kept) -> Tensor:
-        """The round's weights (m, k) in the basis."""
-        weight = self.weight @ self.basis.T + kept.moved
-        if kept.moved_outside is not None:
-            weight = weight + double(kept.moved_outside) @ self.basis.T
-        return weight
+
+def _own_weight(view: LayerUpdate) -> Tensor:
+    """The layer's weights as they are now: those of `observe` are a copy already, and shared."""
+    weight = view.weight.detach()
+    return weight if view.considered else weight.clone()
 
 
 def _words(left_out: dict[int, str]) -> tuple[str, ...]:
@@ -453,6 +541,7 @@ def _round(number: int, view: LayerUpdate) -> Round:
         view.grid,
         rounding,
         view.protocol.rate if view.trained and not view.protocol.one_step else 0.0,
+        view.protocol.steps is not None or view.protocol.mini_batches,
     )
 
 

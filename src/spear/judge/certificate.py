@@ -75,9 +75,14 @@ def certify(
     if factors.noisy and not bool(found.precise.any()):
         return _composed(found, [_imprecise(found)], Proof.NONE)
     protocol = factors.protocol
-    if factors.view.rounds is not None and factors.view.rounds.trained:
+    rounds = factors.view.rounds
+    if rounds is not None and rounds.trained:
         words = "several local steps in every round are not repeated, so nothing is proved"
-        return _unproved(found, Cause.TRAINING, (words,))
+        unproved = _unproved(found, Cause.TRAINING, (words,))
+        if rounds.steps_told:
+            return unproved
+        single = _of_one_step(found, loss, generator)  # as below: nobody said how many there were
+        return single if bool(single.certified.any()) else unproved
     if protocol.one_step:
         return _of_one_step(found, loss, generator)
     repeated = _of_training(found, loss)

@@ -133,7 +133,7 @@ class OrderSearch:
         """Mean squared relative error (k,) of the columns, by orders (k, epochs, b)."""
         entries = sum(p.numel() for p in self.start.values())
         width = max(1, min(_WIDEST, _ENTRIES // entries))
-        return torch.cat([self._errors_at_once(some) for some in orders.split(width)])
+        return torch.cat([self._errors_at_once(some) for some in torch.split(orders, width)])
 
     def _errors_at_once(self, orders: Tensor) -> Tensor:
         slope = vmap(grad(self.loss))
@@ -143,7 +143,7 @@ class OrderSearch:
         }
         decaying = [self.protocol.decays(p) for p in self.start.values()]
         optimiser = self.protocol.optimiser(list(many.values()), decaying)
-        steps = [batch for each in orders.unbind(1) for batch in each.split(self.size, 1)]
+        steps = [batch for each in orders.unbind(1) for batch in torch.split(each, self.size, 1)]
         for rate, batch in zip(self.protocol.rates(len(steps)), steps, strict=True):
             self.check_time()
             slopes = slope({name: p.detach() for name, p in many.items()}, batch)

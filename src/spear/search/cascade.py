@@ -324,8 +324,9 @@ def without_contradictions(factors: Factors, pool: Directions) -> Directions | N
             found = round_to_kernel(chosen.side, _from_negative(chosen.side, Z[:, worst], share))
             if found is not None and int(found[1].sum()) > most:
                 best, most = found, int(found[1].sum())
-        if best is not None:
-            chosen, gained = chosen.replaced(worst, *best), True
+        anew = None if best is None else chosen.replaced(worst, *best)
+        if anew is not None and not int(torch.linalg.inv_ex(anew.vectors).info):  # no other's again
+            chosen, gained = anew, True
     return chosen if gained else None
 
 

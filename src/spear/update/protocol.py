@@ -285,8 +285,7 @@ class Protocol:
             {"params": [p], "weight_decay": self.weight_decay * decays}
             for p, decays in zip(parameters, decaying, strict=True)
         ]
-        options = {"momentum": self.momentum, "nesterov": self.nesterov}
-        return torch.optim.SGD(groups, lr=self.rate, **options)
+        return torch.optim.SGD(groups, lr=self.rate, momentum=self.momentum, nesterov=self.nesterov)
 
     def local_step(
         self,

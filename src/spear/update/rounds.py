@@ -34,6 +34,7 @@ class Round:
         0.0  # of weights that were subtracted, over the learning rate, per unit of weight
     )
     rate: float = 0.0  # what its gradient is multiplied by in local training; 0 for a single step
+    steps_told: bool = True  # or may local training have been a single step, for all that was told?
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,11 @@ class Rounds:
     def trained(self) -> bool:
         """Did clients take several local steps in some round?"""
         return any(each.rate for each in self.each)
+
+    @property
+    def steps_told(self) -> bool:
+        """Was it told of some round that clients took several local steps?"""
+        return any(each.rate and each.steps_told for each in self.each)
 
     @property
     def rates(self) -> Tensor:

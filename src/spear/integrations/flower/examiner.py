@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -25,6 +25,7 @@ from spear.integrations.flower.messages import (
     tensors,
     untold,
 )
+from spear.integrations.several_rounds import SeveralRounds, listed, samples
 from spear.inversion import Inversion, Outcome, invert
 from spear.judge import Loss
 from spear.report import Finding, ImageFormat, Truth, compare
@@ -102,6 +103,7 @@ class Examined:
     features: str | None = None  # the layer's name, if its inputs are not the data itself
     mistake: str = ""  # what the reply was said to be and is not
     masked: bool = False  # did secure aggregation leave nothing to attack?
+    together: Together | None = None  # with the rounds before it, where these were attacked
 
     @property
     def attacked(self) -> bool:
@@ -124,6 +126,57 @@ class Examined:
         if self.features and self.finding.recovered:
             reason = f"features (activations of {self.features!r}), not the data: {reason}"
         return f"{self.finding.outcome.name}, {reason}"
+
+
+@dataclass(frozen=True, eq=False)
+class Whose:
+    """Whose update it is, and of which round."""
+
+    client: Hashable
+    label: str
+    server_round: int
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """What several rounds of one client, or one cohort, gave away together."""
+
+    client: Hashable
+    label: str
+    rounds: int
+    examined: Examined
+    best_alone: tuple[int, int]  # samples proved, and recovered, of the best single round
+
+    @property
+    def gains(self) -> bool:
+        """Did they give away more than any of them alone?"""
+        return samples(self.examined.finding) > self.best_alone
+
+    @property
+    def words(self) -> str:
+        """How much that is, beside the best single round."""
+        finding = self.examined.finding
+        seen = "an unknown number" if finding.batch_size is None else finding.batch_size
+        proved, recovered = samples(finding)
+        return (
+            f"{self.rounds} rounds together: {_amount(proved, recovered)} of {seen}; best "
+            f"single round: {_amount(*self.best_alone)} of {seen}"
+        )
+
+
+def _amount(proved: int, recovered: int) -> str:
+    return str(recovered) if proved == recovered else f"{recovered} ({proved or 'none'} proved)"
+
+
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """What is known of an update besides itself."""
+
+    protocol: Protocol
+    notes: tuple[str, ...]
+    private: Private | None
+    examples: float | None
+    whose: Whose | None
 
 
 log = logging.getLogger("flwr.spear")  # below Flower's own logger: its format, its handlers
@@ -173,6 +226,7 @@ class Examiner:
     image_format: ImageFormat | None = None
     max_seconds: float = 30.0
     assumed: list[str] = field(default_factory=list)  # about the model, in sentences
+    several: SeveralRounds | None = None  # what is kept of earlier rounds, if anything
 
     @staticmethod
     def new(
@@ -226,20 +280,78 @@ class Examiner:
         notes: Sequence[str] = (),
         private: Private | None = None,
         examples: float | None = None,
+        whose: Whose | None = None,
     ) -> Examined:
-        """Attack one update. A bad one becomes a finding that says so, never an error."""
+        """Attack one update, alone and with earlier ones of the same client.
+
+        A bad one becomes a finding that says so, never an error. Both attacks share `max_seconds`.
+        """
         began = time.monotonic()
         notes = [*notes, *self.assumed, *assumed(protocol)]
+        told = _Told(protocol, tuple(notes), private, examples, whose)
+        due = whose is not None and self.several is not None and self.several.due(whose.client)
         try:
             view = self._seen(before, sent, of_client(protocol, examples))
-            result = invert(view, loss=self.loss, max_seconds=self.max_seconds)
-            notes += what_to_tell(result, view, examples)
-            finding = self._finding(name, result, view, notes, private)
+            alone = self._attacked(name, view, self.max_seconds / (2 if due else 1), told)
         except Exception as error:  # whatever happens, the federation goes on
             return self.unaudited(name, error, notes, seconds=time.monotonic() - began)
+        if whose is None or self.several is None or alone.interrupted:
+            return alone
+        try:
+            number, client = whose.server_round, whose.client
+            rounds = self.several.take(
+                client, number, view, alone.finding, reported=examples, beside=told
+            )
+        except Exception as error:  # as above
+            log.warning("SPEAR: %s cannot be kept for later rounds", name, exc_info=error)
+            return alone
+        left = self.max_seconds - (time.monotonic() - began)
+        together = None if rounds is None else self._together(rounds, left, told)
+        return dataclasses.replace(alone, together=together)
+
+    def last_audit(self) -> Iterator[Together]:
+        """Attack all kept rounds once more, of clients of which that may show more."""
+        deadline = time.monotonic() + _LAST_AUDIT * self.max_seconds
+        for client in self.several.unfinished() if self.several is not None else ():
+            if time.monotonic() > deadline:
+                log.warning("SPEAR: no time is left for the rounds of other clients together")
+                return
+            assert self.several is not None
+            rounds, told = self.several.last(client)
+            if rounds.rounds is not None:
+                yield self._together(rounds, self.max_seconds, told)
+
+    def _together(self, view: LayerUpdate, max_seconds: float, told: _Told) -> Together:
+        """Attack several rounds of one client."""
+        whose, rounds = told.whose, view.rounds
+        assert self.several is not None
+        assert whose is not None
+        assert rounds is not None
+        name = f"{whose.label}, {listed([each.number for each in rounds.each])} together"
+        max_seconds = max(max_seconds, 0.1 * self.max_seconds)
+        try:
+            examined = self._attacked(name, view, max_seconds, told)
+        except Exception as error:  # whatever happens, the federation goes on
+            examined = self.unaudited(name, error, told.notes)
+        self.several.learn(whose.client, examined.finding, examined.seconds / max_seconds)
+        return self._beside_alone(whose, len(rounds), examined)
+
+    def _beside_alone(self, whose: Whose, rounds: int, examined: Examined) -> Together:
+        """What several rounds gave away, with a note that compares it with the best of them."""
+        assert self.several is not None
+        best = self.several.best_alone(whose.client)
+        made = Together(whose.client, whose.label, rounds, examined, best)
+        finding = examined.finding
+        finding = dataclasses.replace(finding, notes=(made.words, *finding.notes))
+        return dataclasses.replace(made, examined=dataclasses.replace(examined, finding=finding))
+
+    def _attacked(self, name: str, view: LayerUpdate, max_seconds: float, told: _Told) -> Examined:
+        began = time.monotonic()
+        result = invert(view, loss=self.loss, max_seconds=max_seconds)
+        notes = [*told.notes, *what_to_tell(result, view, told.examples)]
         return Examined(
-            finding,
-            protocol,
+            self._finding(name, result, view, notes, told.private),
+            told.protocol,
             time.monotonic() - began,
             interrupted=bool(result.stats.get("interrupted")),
             features=None if view.reads_data else view.layer,
@@ -327,6 +439,7 @@ def _built(model: Model | None) -> nn.Module | None:
 
 # Layer widths of the pictures people train on: MNIST, CIFAR, Tiny ImageNet, ImageNet.
 _PICTURES = {784: (1, 28, 28), 3072: (3, 32, 32), 12288: (3, 64, 64), 150528: (3, 224, 224)}
+_LAST_AUDIT = 10  # times max_seconds, at most, for all clients together
 _UNIT = (-0.1, 1.1)  # values of pictures that nobody normalised, with some error
 _LONGEST = 200  # characters of a client's own words
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")

@@ -102,6 +102,39 @@ def of_training(protocol: Protocol, *, aggregate: bool, seen: Remark = SEEN) -> 
         )
 
 
+def kept(history: int, megabytes: float) -> Remark:
+    """What the audit keeps of clients from round to round."""
+    if history == 1:
+        words = (
+            "Nothing (history=1). What several rounds of a client give away together was not audited, "
+            "and that can be more than any single reply."
+        )
+    else:
+        words = (
+            f"The last {history} rounds of each client, compressed, to audit them together: in the "
+            f"memory of the server's process, {megabytes:g} MB at most, never in a file. They are "
+            "deleted at the end of the run, and gone if the process is killed. Rounds that gave "
+            "everything away by themselves are not kept. history=1 keeps nothing."
+        )
+    return Remark(Level.NOTE, "What is kept of clients between rounds", words)
+
+
+def crowded_out(megabytes: float) -> Remark:
+    """Rounds were dropped for lack of room."""
+    return Remark(
+        Level.NOTE,
+        "Some rounds were not kept",
+        f"They take more than {megabytes:g} MB. Clients with the fewest rounds went first; a server "
+        "with more memory may learn more of them: raise history_megabytes=.",
+    )
+
+
+def not_combined(why: str) -> Remark:
+    """Rounds do not fit together."""
+    words = f"Of some replies: {why}. These were audited alone."
+    return Remark(Level.NOTE, "Some rounds were not combined with others", words)
+
+
 def inside(outer: Strategy) -> Remark:
     """Audited is wrapped by another strategy, where it should be outermost."""
     name = type(outer).__name__

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spear.errors import InvalidUpdate, SpearError
 from spear.integrations.flower import remarks
-from spear.integrations.flower.examiner import Examiner, Private, first_line, log
+from spear.integrations.flower.examiner import Examiner, Private, Whose, first_line, log
 from spear.integrations.flower.messages import Arrays, Layout, of_client, sent_arrays, with_messages
 from spear.integrations.flower.running_report import Entry
 from spear.update import Protocol
@@ -105,6 +105,7 @@ class Reader:
             notes=[*update.notes, *words],
             private=private,
             examples=update.examples,
+            whose=Whose(client, f"client {client}", self.server_round),
         )
         return Entry(self.server_round, client, examined, update.examples)
 
@@ -113,7 +114,7 @@ class Reader:
         total, notes = _Sum(), list[str]()
         first: Update | None = None
         private: list[Private] = []
-        rates, counts = set(), list[float | None]()
+        rates, counts, members = set(), list[float | None](), set[int]()
         for reply in replies:
             try:
                 update = self._read(reply)
@@ -126,6 +127,7 @@ class Reader:
             first = first or update
             rates.add(update.protocol.lr)
             counts.append(update.examples)
+            members.add(reply.metadata.src_node_id)
             held, words = self._private(reply)
             private += [held] if held is not None else []
             notes += [note for note in (*update.notes, *words) if note not in notes]
@@ -149,8 +151,16 @@ class Reader:
             notes=notes,
             private=Private.together(private) if len(private) == len(counts) else None,
             examples=examples,
+            whose=self._cohort(members),
         )
         return Entry(self.server_round, clients, examined, examples)
+
+    def _cohort(self, members: set[int]) -> Whose | None:
+        """The clients whose sum it is: the same ones, round after round, are one batch."""
+        several = self.examiner.several
+        if several is None:
+            return None
+        return Whose(*several.cohort(frozenset(members)), self.server_round)
 
     def _read(self, reply: Message) -> Update:
         if reply.has_error():

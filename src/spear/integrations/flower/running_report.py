@@ -7,14 +7,15 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from spear.errors import InvalidOption, SpearError
-from spear.integrations.flower.examiner import Examined
+from spear.integrations.flower.examiner import Examined, Together
+from spear.integrations.several_rounds import samples
 from spear.inversion import Outcome
 from spear.report import SEVERITY, Finding, Remark, Report, Table
 
@@ -75,6 +76,8 @@ class RunningReport:
     began: float = field(default_factory=time.monotonic)
     entries: list[Entry] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
+    together: dict[Hashable, Together] = field(default_factory=dict)  # the last of each client
+    _growth: dict[Hashable, dict[int, int]] = field(default_factory=dict)  # samples by rounds
     _begun: bool = False
     _kept: int = 0  # findings with what was recovered
     _written: float = 0.0  # when, last
@@ -102,13 +105,53 @@ class RunningReport:
 
     def add(self, entry: Entry) -> None:
         """Add a finding, without its data once enough findings hold theirs."""
-        finding = entry.examined.finding
-        if finding.inputs is not None and (self.redact or self._kept >= self.keep):
-            finding = _slim(finding, None if self.redact else self.keep)
-            examined = dataclasses.replace(entry.examined, finding=finding)
-            entry = dataclasses.replace(entry, examined=examined)
-        self._kept += finding.inputs is not None
-        self.entries.append(entry)
+        together = entry.examined.together
+        if together is not None:
+            self.add_together(together)
+        examined = self._slimmed(entry.examined, self._kept)
+        self._kept += examined.finding.inputs is not None
+        examined = dataclasses.replace(examined, together=None)
+        self.entries.append(dataclasses.replace(entry, examined=examined))
+
+    def add_together(self, found: Together) -> None:
+        """Add what several rounds of a client gave away, in place of others that gave no more."""
+        finding = found.examined.finding
+        self._growth.setdefault(found.client, {})[found.rounds] = finding.recovered
+        before = self.together.get(found.client)
+        if before is not None and samples(before.examined.finding) > samples(finding):
+            return
+        self.together.pop(found.client, None)
+        held = sum(one.examined.finding.inputs is not None for one in self.together.values())
+        examined = self._slimmed(found.examined, held)
+        self.together[found.client] = dataclasses.replace(found, examined=examined)
+
+    def _growth_table(self) -> Table:
+        """How many samples came back of each client, by the number of rounds."""
+        counts = sorted({count for growth in self._growth.values() for count in growth})
+        columns = ("client", "outcome", "samples seen", "proved", "one round (the best)")
+        rows = tuple(
+            (
+                one.label.removeprefix("client "),
+                one.examined.verdict,
+                one.examined.finding.batch_size,
+                sum(one.examined.finding.certified),
+                one.best_alone[1],
+                *(self._growth[client].get(count) for count in counts),
+            )
+            for client, one in self.together.items()
+        )
+        named = tuple(f"{count} rounds" for count in counts)
+        return Table(
+            "Samples recovered from several rounds together", (*columns, *named), rows, _GROWTH
+        )
+
+    def _slimmed(self, examined: Examined, held: int) -> Examined:
+        """The same, without its data if so many others hold theirs already."""
+        finding = examined.finding
+        if finding.inputs is None or not (self.redact or held >= self.keep):
+            return examined
+        slim = _slim(finding, None if self.redact else self.keep)
+        return dataclasses.replace(examined, finding=slim)
 
     def remark(self, said: Remark) -> None:
         """Say something once."""
@@ -118,20 +161,25 @@ class RunningReport:
     @property
     def headline(self) -> str:
         """The verdict so far."""
-        return headline([entry.examined for entry in self.entries], self.unit)
+        alone = headline([entry.examined for entry in self.entries], self.unit)
+        return with_together(alone, list(self.together.values()), self.unit)
 
     @property
     def report(self) -> Report:
         title = "Every reply" if self.unit == "reply" else "Every round"
         rows = tuple(entry.row() for entry in self.entries)
         note = "Samples seen are read off the update; samples reported are what clients say."
+        tables = [Table(title, _COLUMNS, rows, note)] if rows else []
+        if self.together:
+            tables.insert(0, self._growth_table())
+        found: list[Together | Entry] = [*self.together.values(), *self.entries]
         report = Report.new(
             "flower",
             self.title,
             self.headline,
-            [entry.examined.finding for entry in self.entries],
+            [one.examined.finding for one in found],
             remarks=self.remarks,
-            tables=[Table(title, _COLUMNS, rows, note)] if rows else [],
+            tables=tables,
             settings={**self.settings, "flwr": version("flwr")},
             seconds=time.monotonic() - self.began,
         )
@@ -164,20 +212,50 @@ def headline(examined: list[Examined], unit: str) -> str:
     """The verdict on a federation, in one sentence or two."""
     if not examined:
         return "Nothing has been audited yet."
-    plural = {"reply": "replies"}.get(unit, f"{unit}s")
+    plural = _PLURALS[unit]
     attacked = [one for one in examined if one.attacked]
     missed = len(examined) - len(attacked)
     if not attacked:
         count = f"{missed} {unit if missed == 1 else plural}"
         return f"Nothing could be attacked: {count} held no update that this attack can read."
-    said = Counter((_rank(one), _gave(one)) for one in attacked)
-    words = [f"{said[rank, gave]} {gave}" for rank, gave in sorted(said)]
+    words = _tally(attacked)
     if missed:
         words.append(f"{missed} more could not be attacked")
     total = len(attacked)
     return f"Of {total} audited {unit if total == 1 else plural}, {'; '.join(words)}."
 
 
+def with_together(alone: str, together: Sequence[Together], unit: str) -> str:
+    """The verdict on single updates, and on what several rounds add to it."""
+    if not together:
+        return alone
+    gains = [one for one in together if one.gains]
+    if not gains:
+        most = max(one.rounds for one in together)
+        return f"{alone} Up to {most} rounds together gave away no more."
+    best = max(gains, key=lambda one: samples(one.examined.finding))
+    whose = "client" if unit == "reply" else "cohort"
+    count = f"{len(together)} {whose}{'s' * (len(together) > 1)}"
+    said = "; ".join(_tally([one.examined for one in together]))
+    return (
+        f"Rounds together gave away more than single {_PLURALS[unit]}: of {count}, {said} "
+        f"({best.words}). {alone}"
+    )
+
+
+def _tally(examined: Sequence[Examined]) -> list[str]:
+    """How many gave away what, the worst first."""
+    said = Counter((_rank(one), _gave(one)) for one in examined)
+    return [f"{said[rank, gave]} {gave}" for rank, gave in sorted(said)]
+
+
+_GROWTH = (
+    "Under a number of rounds: how many samples came back from so many rounds of the client, attacked "
+    "together; the difference to the left is what further rounds gave away. A dash means that so many "
+    "were not attacked: they are too few for the layer, every sample was known, or an attack on "
+    "fewer had taken long and failed."
+)
+_PLURALS = {"reply": "replies", "aggregate": "aggregates"}
 _GAVE = {
     Outcome.EXACT: "gave away {} every sample, exactly and proved",
     Outcome.PARTIAL: "gave away {} some samples exactly",

@@ -18,9 +18,13 @@ from spear.integrations.flower import remarks
 from spear.integrations.flower.examiner import Examiner, Model, Options, log
 from spear.integrations.flower.replies import Held, Reader, Sent
 from spear.integrations.flower.running_report import Entry, RunningReport, plain
+from spear.integrations.several_rounds import SeveralRounds
 from spear.report import Level, Remark, Report
 
-_OWN = ("report", "json", "redact", "aggregate", "every", "rounds", "truth", "keep")
+_OWN = (
+    *("report", "json", "redact", "aggregate", "every", "rounds", "truth", "keep"),
+    *("history", "history_megabytes"),
+)
 _HOOKS = ("configure_train", "aggregate_train")
 
 
@@ -41,6 +45,9 @@ class Audited(Strategy):
         truth: what clients really held, if you may know it, `truth(server_round, reply)`: inputs
             (b, ...), or (inputs, labels), or (inputs, labels, names), or None.
         keep: how many findings keep what was recovered, so that long runs stay small.
+        history: how many rounds of each client are kept, and audited together; 1 keeps nothing. They
+            are kept compressed, in memory only, and deleted at the end of the run.
+        history_megabytes: how much memory that may take, for all clients together.
         options: what is known of the clients, and limits; see `Options`.
 
     `strategy.report` is the `spear.Report` so far. Everything else is the wrapped strategy's.
@@ -59,6 +66,8 @@ class Audited(Strategy):
         rounds: Collection[int] | None = None,
         truth: Held | None = None,
         keep: int = 50,
+        history: int = 20,
+        history_megabytes: float = 1024.0,
         **options: Unpack[Options],
     ) -> None:
         if not isinstance(strategy, Strategy):
@@ -70,6 +79,8 @@ class Audited(Strategy):
             raise InvalidOption(f"expected every >= 1 rounds, got {every}")
         self._strategy = strategy
         self._examiner = Examiner.new(model, options, _OWN)
+        several = SeveralRounds(history, history_megabytes, self._examiner.max_seconds)
+        self._examiner.several = several if history > 1 else None
         self._aggregate, self._every, self._truth = aggregate, every, truth
         self._redact = redact
         self._rounds = None if rounds is None else frozenset(rounds)
@@ -84,6 +95,7 @@ class Audited(Strategy):
             else type(self._examiner.model).__name__,
             "aggregate": aggregate,
             "every": every,
+            "history": history,
             **{name: plain(value) for name, value in options.items()},
         }
         self._journal = RunningReport(
@@ -97,6 +109,7 @@ class Audited(Strategy):
         )
         self._journal.remarks += remarks.of_strategy(strategy)
         self._journal.remarks += remarks.of_training(self._examiner.protocol, aggregate=aggregate)
+        self._journal.remark(remarks.kept(history, history_megabytes))
 
     @property
     def strategy(self) -> Strategy:
@@ -127,8 +140,12 @@ class Audited(Strategy):
         before = {name: own[name] for name in _HOOKS if name in own}
         own.update({name: getattr(self, name) for name in _HOOKS})
         try:
-            return self._strategy.start(grid, initial_arrays, *args, **kwargs)
+            result = self._strategy.start(grid, initial_arrays, *args, **kwargs)
+            self._audit_together()
+            return result
         finally:
+            if self._examiner.several is not None:
+                self._examiner.several.clear()
             for name in _HOOKS:
                 del own[name]
             own.update(before)
@@ -223,8 +240,17 @@ class Audited(Strategy):
         for reply in replies:
             yield reader.alone(reply)
 
+    def _audit_together(self) -> None:
+        """At the end: all kept rounds of clients of which that may show more."""
+        for found in self._examiner.last_audit():
+            self._journal.add_together(found)
+            log.info("SPEAR: %s: %s", found.examined.finding.name, found.examined.line)
+            if found.examined.interrupted:
+                return  # the run itself is over: its result counts
+
     def _take(self, entry: Entry) -> None:
         self._journal.add(entry)
+        self._notice_history()
         if entry.examined.mistake:
             self._journal.remark(remarks.mistaken(entry.examined.mistake))
         self._journal.write()
@@ -235,10 +261,23 @@ class Audited(Strategy):
             finding.name,
             entry.examined.line,
         )
+        together = entry.examined.together
+        if together is not None:
+            log.info("SPEAR: %s: %s", together.examined.finding.name, together.examined.line)
         if entry.examined.masked:
             self._journal.remark(remarks.MASKED)
-        if entry.examined.interrupted:
+        if entry.examined.interrupted or (together and together.examined.interrupted):
             raise KeyboardInterrupt  # the attack stopped at it; so should the run
+
+    def _notice_history(self) -> None:
+        """Say so, once, if rounds were not kept."""
+        several = self._examiner.several
+        if several is not None and several.history.crowded_out:
+            self._journal.remark(remarks.crowded_out(several.history.megabytes))
+        if several is not None and several.refused:
+            said = remarks.not_combined(several.refused)
+            if said.subject not in [one.subject for one in self._journal.remarks]:
+                self._journal.remark(said)
 
 
 def _path(option: str, given: str | Path | None) -> Path | None:
