@@ -51,6 +51,22 @@ def test_mini_batches_in_unknown_order_are_proved_by_pattern(data_root):
     assert "weight and bias gradients were scaled alike" in result.assumptions
 
 
+@pytest.mark.parametrize("apart", [1.0, 1.02])
+def test_the_order_of_epochs_is_found_and_repeated(apart, data_root):
+    images, model, x, y = real_batch(data_root, name="cifar10", b=8, m=100, depth=2, seed=5)
+    how = {"lr": 0.02, "epochs": 2, "batch_size": 3}
+    after = fedavg(model, x, y, generator=torch.Generator().manual_seed(1), **how)
+    before = model.state_dict()
+    for name in [name for name in after if name.endswith("bias")]:
+        after[name] = before[name] + apart * (after[name] - before[name])
+    result = spear.invert(spear.observe(model, after=after, **how))
+    if apart == 1:
+        assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.REPLAY)
+        assert score(images.to_pixels(result.inputs), images.to_pixels(x)).exact
+    else:  # inputs come out 2 % too small
+        assert not result.certified.any()
+
+
 @pytest.mark.parametrize(
     "how",
     [

@@ -87,19 +87,28 @@ def certify(
         return _of_one_step(found, loss, generator)
     repeated = _of_training(found, loss)
     if not repeated.whole:
-        simulated = _of_training_by_pattern(found, loss)
-        more = simulated is not None and simulated.certified.sum() > repeated.certified.sum()
-        if simulated is not None and (more or not knows_order(found)):
-            repeated = simulated
-    if not repeated.whole and protocol.mini_batches:
-        ordered = _of_training_in_order_found(found, loss)
-        more = ordered is not None and ordered.certified.sum() > repeated.certified.sum()
-        repeated = ordered if ordered is not None and more else repeated
+        repeated = _best_of_simulations(found, loss, repeated)
     if repeated.whole or protocol.steps is not None or protocol.mini_batches:
         return repeated
     # Nobody said how many steps there were. The proof for one step holds at any learning rate.
     single = _of_one_step(found, loss, generator)
     return single if single.certified.sum() > repeated.certified.sum() else repeated
+
+
+def _best_of_simulations(found: Recovered, loss: Loss | None, repeated: Certificate) -> Certificate:
+    """Where the training does not repeat: simulated, or in the order that simulations lead to."""
+    simulated = _of_training_by_pattern(found, loss)
+    if simulated is None:
+        return repeated
+    if simulated.certified.sum() > repeated.certified.sum() or not knows_order(found):
+        repeated = simulated
+    assert simulated.labels is not None
+    if repeated.whole or 2 * int((simulated.labels >= 0).sum()) <= found.b:  # nearly chaos
+        return repeated
+    ordered = _of_training_in_order_found(found, loss)
+    if ordered is None or not ordered.certified.sum() > repeated.certified.sum():
+        return repeated
+    return ordered
 
 
 def certify_either_sign(

@@ -118,9 +118,10 @@ def retrain(found: Recovered, loss: Loss | None) -> Retrained | Declined:
 
 
 def retrain_in_order_found(found: Recovered, loss: Loss | None) -> Retrained | Declined:
-    """The same after several epochs of mini-batches, whose order is looked for (order.py)."""
-    if found.view.protocol.epochs is None:
-        return Declined("the number of epochs is not known")
+    """The same after epochs of mini-batches, whose order is looked for (order.py)."""
+    protocol = found.view.protocol
+    if protocol.epochs is None or (protocol.local_batch_size or found.b) >= found.b:
+        return Declined("epochs of several mini-batches are not known of")
     why = _why_not(found, loss)
     if why is not None:
         return why
