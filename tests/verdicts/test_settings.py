@@ -69,7 +69,7 @@ def trained_on_mnist(data_root):
     x, y = images.batch(range(5000))
     generator = torch.Generator().manual_seed(0)
     early = train(model, x, y, steps=300, lr=0.05, generator=generator)
-    late = train(early, x, y, steps=400, lr=0.2, generator=generator)
+    late = train(early, x, y, steps=1700, lr=0.05, generator=generator)
     return images, early, late
 
 
