@@ -21,6 +21,9 @@ _TOGETHER = {
     "test_parallel.py": "pool",
     "test_data_survey.py": "survey",
     "in_training_": "trained",
+    "test_the_demo_recovers": "demo",
+    "test_the_demo_of_one_round": "demo",
+    "test_page.py": "browser",
 }
 # The longest come first, so that both workers are busy to the end.
 _FIRST = [*_TOGETHER, "test_trials", "test_tutorial", "test_faults", "test_examples", "test_load"]

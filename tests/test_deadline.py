@@ -57,19 +57,19 @@ def gradient():
 
 
 def local_training():
-    model, x, y = small_batch(5, m=60)
+    model, x, y = small_batch(3, m=40)
     after = fedavg(model, x, y, lr=0.05, epochs=4)
     return spear.observe(model, after=after, lr=0.05, epochs=4)
 
 
 def noise():
-    planted = plant(5, m=80, n=60, seed=1)
+    planted = plant(3, m=60, n=40, seed=1)
     return spear.observe(planted.model, with_noise(planted.gradients, 0.05))
 
 
 def rounds():
-    model, x, y = small_batch(5, m=20)
-    return spear.combine(each_round(model, x, y, 4))
+    model, x, y = small_batch(3, m=14)
+    return spear.combine(each_round(model, x, y, 3))
 
 
 def each_round(model, x, y, count):

@@ -15,20 +15,28 @@ from spear.errors import InvalidOption
 from spear.inversion import FINDERS, Outcome
 from spear.report.pictures import png, side_by_side
 from spear.trials.demo import DemoSettings, run_demo
-from support.command_line import in_a_process, without_torch
 from support.command_line import in_this_process as spear
+from support.command_line import without_torch
 
 COMMANDS = ("demo", "check", "invert", "audit", "reproduce", "data", "bench", "theory")
 SMALL = ["--samples", "6", "--width", "120", "--depth", "3", "--pixels", "16"]
 
 
-def test_the_demo_recovers_photos_and_writes_a_picture_and_a_page(tmp_path):
-    out = tmp_path / "result"
-    done = in_a_process("demo", *SMALL, "--out", str(out), cwd=tmp_path)
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A demo of six photos, and where it wrote."""
+    folder = tmp_path_factory.mktemp("demo")
+    done = spear("demo", *SMALL, "--out", str(folder / "result"), cwd=folder)
     assert done.returncode == 0, done.stderr
+    return done, folder
+
+
+def test_the_demo_recovers_photos_and_writes_a_picture_and_a_page(demo):
+    done, folder = demo
+    out = folder / "result"
     assert "EXACT: all 6 samples that show were recovered, proved by replay" in done.stdout
     assert done.stdout.count(" yes ") == 6
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["result"]
+    assert sorted(p.name for p in folder.iterdir()) == ["result"]
     assert (out / "recovered.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 12
@@ -36,11 +44,11 @@ def test_the_demo_recovers_photos_and_writes_a_picture_and_a_page(tmp_path):
     assert "://" not in page
 
 
-def test_the_demo_of_one_round_says_nothing_of_rounds(tmp_path):
-    done = spear("demo", *SMALL, "--out", str(tmp_path))
+def test_the_demo_of_one_round_says_nothing_of_rounds(demo):
+    done, folder = demo
     assert "A client computes one gradient on 6 private photos (16 x 16, 3-layer" in done.stdout
     assert "The server sees the model and the gradient, nothing else." in done.stdout
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = (folder / "result" / "report.html").read_text(encoding="utf-8")
     assert "What one gradient gave away" in page
     assert "The attack saw the model and one FedSGD gradient, nothing else" in page
 

@@ -106,9 +106,8 @@ def test_pruning_is_named_as_a_cause(share, data_root):
         lambda u: defences.add_noise(u, 1e-4),
     ],
 )
-@pytest.mark.parametrize("b", [5, 20])
-def test_no_defence_brings_about_a_wrong_verdict(defend, b, data_root):
-    images, model, x, _, update = real_update(data_root, b=b, seed=1)
+def test_no_defence_brings_about_a_wrong_verdict(defend, data_root):
+    images, model, x, _, update = real_update(data_root, b=12, seed=1)
     attacked(images, model, x, defend(update), max_seconds=2)
 
 

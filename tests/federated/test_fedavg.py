@@ -24,26 +24,23 @@ def attacked(model, x, y, model_given=True, tell=None, **how):
 
 @pytest.mark.parametrize(
     ("lr", "epochs", "worst"),
-    [(0.01, 1, 85), (0.01, 5, 90), (0.01, 50, 95), (0.1, 20, 100), (0.001, 5, 70)],
+    [(0.01, 1, 85), (0.01, 5, 90), (0.01, 25, 92), (0.1, 20, 100), (0.001, 5, 70)],
 )
 def test_full_batch_training_is_proved_by_repeating_it(lr, epochs, worst, data_root):
-    outcomes = []
-    for seed in (100, 101) if lr == 0.01 and epochs <= 5 else (100,):
-        images, model, x, y = real_batch(data_root, seed=seed)
-        result = attacked(model, x, y, lr=lr, epochs=epochs)
-        found = score(images.to_pixels(result.inputs), images.to_pixels(x))
-        outcomes.append(result.outcome)
-        assert found.worst > worst
-        assert "the difference of the weights carries noise" in result.explanation
-        assert torch.equal(result.labels, y[found.truth])
-        # Where rounding moved a hidden neuron across its threshold, the training does not repeat to the
-        # bit; after many epochs it hardly ever does.
-        assert result.proof is Proof.REPLAY or lr < 0.01 or epochs > 5
-    assert set(outcomes) == {Outcome.EXACT}
+    images, model, x, y = real_batch(data_root, seed=100)
+    result = attacked(model, x, y, lr=lr, epochs=epochs)
+    found = score(images.to_pixels(result.inputs), images.to_pixels(x))
+    assert result.outcome is Outcome.EXACT
+    assert found.worst > worst
+    assert "the difference of the weights carries noise" in result.explanation
+    assert torch.equal(result.labels, y[found.truth])
+    # Where rounding moved a hidden neuron across its threshold, the training does not repeat to the
+    # bit; after many epochs it hardly ever does.
+    assert result.proof is Proof.REPLAY or lr < 0.01 or epochs > 5
 
 
 def test_mini_batches_in_unknown_order_are_proved_by_pattern(data_root):
-    images, model, x, y = real_batch(data_root, seed=0)
+    images, model, x, y = real_batch(data_root, b=10, seed=0)
     result = attacked(model, x, y, lr=0.01, epochs=20, batch_size=5)
     assert score(images.to_pixels(result.inputs), images.to_pixels(x)).worst > 90
     assert result.outcome is Outcome.EXACT
@@ -241,7 +238,7 @@ def test_smaller_learning_rates_cost_digits():
 @pytest.mark.parametrize(("lr", "epochs"), [(0.01, 5)])
 def test_mini_batches_that_nobody_told_of_are_not_exact(lr, epochs, data_root):
     """To first order they sum to what full batches do; the training repeated differs all the same."""
-    images, model, x, y = real_batch(data_root, seed=3)
+    images, model, x, y = real_batch(data_root, b=10, seed=3)
     tell = {"lr": lr}
     result = attacked(model, x, y, lr=lr, epochs=epochs, batch_size=5, tell=tell)
     assert result.outcome is Outcome.APPROXIMATE
@@ -258,11 +255,12 @@ def far_moving(seed, data_root, b=30, epochs=1, size=10):
     return model, x, y, {"lr": 0.1, "epochs": epochs, "batch_size": size}
 
 
-@pytest.mark.parametrize(("seed", "epochs", "size"), [(51, 1, 10), (52, 5, None), (53, 20, None)])
+@pytest.mark.parametrize(("seed", "epochs", "size"), [(51, 1, 6), (52, 5, None), (53, 20, None)])
 def test_a_client_that_moves_far_is_followed_and_proved(seed, epochs, size, data_root):
     """In one pass each batch's signs are those of the weights it saw, and its order shows in the
     gradients. Over epochs a quarter of the rows that seem off are on between the ends."""
-    model, x, y, how = far_moving(seed, data_root, epochs=epochs, size=size)
+    b = 20 if size is None else 3 * size
+    model, x, y, how = far_moving(seed, data_root, b=b, epochs=epochs, size=size)
     result = attacked(model, x, y, **how)
     assert result.outcome is Outcome.EXACT
     assert result.proof is Proof.REPLAY
@@ -277,17 +275,16 @@ def test_the_order_of_one_pass_is_no_proof_of_another_learning_rate(data_root):
     assert not result.certified.any()
 
 
-@pytest.mark.parametrize("factor", [0.9, 1.1, 2.0])
-@pytest.mark.parametrize("part", ["0.bias"])
-def test_biases_at_a_rate_of_their_own_are_not_exact_in_any_order(part, factor):
+def test_biases_at_a_rate_of_their_own_are_not_exact_in_any_order():
     model, x, y = small_batch(b=12, n=60, m=200)
     how = {"lr": 0.05, "epochs": 4, "batch_size": 4}
     after = fedavg(model, x, y, generator=torch.Generator().manual_seed(0), **how)
     honest = spear.invert(spear.observe(model, after=after, **how))
     assert honest.outcome is Outcome.EXACT
-    before = model.state_dict()[part]
-    after[part] = before + factor * (after[part] - before)
-    assert not spear.invert(spear.observe(model, after=after, **how)).certified.any()
+    before = model.state_dict()["0.bias"]
+    for factor in (0.9, 1.1, 2.0):
+        wrong = after | {"0.bias": before + factor * (after["0.bias"] - before)}
+        assert not spear.invert(spear.observe(model, after=wrong, **how)).certified.any()
 
 
 def test_biases_at_a_rate_of_their_own_show_through_the_chaos_of_many_epochs(data_root):

@@ -145,7 +145,7 @@ def test_names_of_tensors_are_shown_and_not_obeyed(tmp_path, name):
             *(["--out", tmp_path / "out"] if command == "invert" else []),
         )
         told(done, "g.pt")
-    done = in_this_process("check", "--weights", tmp_path / "w.pt")
+    done = check(tmp_path)
     assert done.returncode in CODES, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert "\x07" not in done.stdout + done.stderr

@@ -142,7 +142,7 @@ def test_clipping_alone_protects_nobody(name, bound, data_root):
 
 
 def test_per_layer_clipping_is_never_called_exact(data_root):
-    _, model, x, y = real_batch(data_root, "cifar10", seed=1)
+    _, model, x, y = real_batch(data_root, "cifar10", b=10, m=120, seed=1)
     update = dpsgd(model, x, y, max_grad_norm=2.0, clipping="per_layer")
     assert "clipped on its own" in update.remark
     view = update.view()
@@ -159,7 +159,7 @@ def test_per_layer_clipping_is_never_called_exact(data_root):
 
 def test_per_layer_clipping_shows_without_being_told(data_root):
     """Sign patterns give away a scale that is far off, if W x and bias are of comparable size."""
-    _, model, x, y = real_batch(data_root, "cifar10")
+    _, model, x, y = real_batch(data_root, "cifar10", b=10, m=120)
     update = dpsgd(model, x, y, max_grad_norm=1.0, clipping="per_layer")
     view = spear.observe(model, update.gradients)
     for given in (view, bare(view)):

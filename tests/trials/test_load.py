@@ -128,7 +128,7 @@ def test_random_numbers_of_another_thread_are_not_drawn_twice():
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(drawing)
         try:
-            for _ in range(10):
+            for _ in range(5):
                 spear.invert(planted.view, model=planted.model)
         finally:
             stop.append(True)

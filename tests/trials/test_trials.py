@@ -81,7 +81,7 @@ def test_a_killed_worker_s_trial_runs_again_and_one_that_always_dies_fails(tmp_p
             os.kill(killed[-1], signal.SIGKILL)
 
     job = partial(work, folder=str(tmp_path))
-    rows = rows_of(LocalEngine(2), trials, job, kill)
+    rows = rows_of(LocalEngine(1), trials, job, kill)  # every process takes seconds to start
     assert len(killed) == 1
     failed, _ = rows.pop(trials[1].key)
     assert failed["status"] is Status.FAILED

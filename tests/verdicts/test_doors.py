@@ -1,4 +1,4 @@
-"""Library, command line and Flower give the same verdict, on 25 updates."""
+"""Library, command line and Flower give the same verdict, on 16 updates."""
 
 import random
 
@@ -64,9 +64,13 @@ def by_the_library(drawn, folder):
     return spear.invert(spear.observe(drawn.model, **form, **drawn.told), max_seconds=60)
 
 
-def by_files(drawn, folder):
+def write(drawn, folder):
     torch.save(drawn.model.state_dict(), folder / "w.pt")
     torch.save(drawn.update, folder / "u.pt")
+
+
+def by_files(drawn, folder):
+    write(drawn, folder)
     files = UpdateFiles(
         folder / "w.pt", **{FILES[drawn.sends]: folder / "u.pt"}, protocol=drawn.protocol
     )
@@ -89,7 +93,11 @@ def verdict(found):
     )
 
 
-@pytest.mark.parametrize("seed", range(25))
+# Every form told as itself and as each other one, with and without noise, halves, epochs and rates.
+SEEDS = (0, 1, 3, 4, 8, 9, 10, 11, 13, 15, 17, 18, 19, 21, 22, 23)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_one_update_has_one_verdict(seed, tmp_path):
     drawn = Drawn(seed)
     library = by_the_library(drawn, tmp_path)
@@ -103,7 +111,7 @@ def test_one_update_has_one_verdict(seed, tmp_path):
 def test_the_command_says_what_the_library_says(seed, tmp_path):
     drawn = Drawn(seed)
     library = by_the_library(drawn, tmp_path)
-    by_files(drawn, tmp_path)  # writes them
+    write(drawn, tmp_path)
     told = {name: value for name, value in drawn.told.items() if value is not None}
     options = [part for name, value in told.items() for part in (f"--{name}", str(value))]
     done = in_this_process(

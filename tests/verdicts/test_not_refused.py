@@ -153,7 +153,7 @@ def test_neurons_that_are_tied_or_frozen(tied):
     assert_exact(judged(model, gradients), x)
 
 
-@pytest.mark.parametrize("stale", [1e-4, 1e-3, 1e-2])
+@pytest.mark.parametrize("stale", [1e-4, 1e-2])
 def test_weights_that_are_slightly_stale(stale):
     """No replay can fit, and that is no evidence against samples that match every sign."""
     model, x, y = client()

@@ -14,8 +14,10 @@ def inverted(model, x, y, **options):
     return spear.invert(spear.observe(model, fedsgd(model, x, y)), **options)
 
 
-@pytest.mark.parametrize(("b", "normalise"), [(12, True), (8, False)])
-@pytest.mark.parametrize("name", ["cifar10", "mnist", "tiny_imagenet"])
+@pytest.mark.parametrize(
+    ("name", "b", "normalise"),
+    [("cifar10", 12, True), ("mnist", 8, True), ("mnist", 8, False), ("tiny_imagenet", 8, False)],
+)
 def test_sampling_recovers_whole_batches(name, b, normalise, data_root):
     images, model, x, y = real_batch(data_root, name, b, normalise=normalise)
     result = inverted(model, x, y, finder="sampling")
@@ -32,20 +34,18 @@ def assert_all_there(images, result, x, y, normalise=True):
     assert torch.equal(result.labels, y[found.truth])
 
 
-@pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize(
-    ("name", "b", "width"),
+    ("name", "b", "width", "normalise"),
     [
-        ("cifar10", 20, 200),
-        ("mnist", 20, 200),
-        ("tiny_imagenet", 20, 200),
-        ("cifar10", 40, 200),
-        ("cifar10", 64, 400),
+        ("cifar10", 20, 200, True),
+        ("mnist", 20, 200, False),
+        ("tiny_imagenet", 20, 200, True),
+        ("tiny_imagenet", 20, 200, False),
+        ("cifar10", 40, 200, True),
+        ("cifar10", 64, 400, False),  # raw pixels leave fewer rows that tell samples apart
     ],
 )
 def test_the_cascade_recovers_whole_batches(name, b, width, normalise, data_root):
-    if not normalise and b == 40:
-        b = 32  # raw pixels leave fewer rows that tell samples apart
     images, model, x, y = real_batch(data_root, name, b, width, normalise=normalise)
     assert_all_there(images, inverted(model, x, y), x, y, normalise)
 

@@ -19,7 +19,7 @@ def relative_error(found, truth):
 
 @pytest.mark.parametrize("layer", range(1, 6))
 def test_inputs_of_every_hidden_layer_come_back(layer, data_root):
-    _, model, x, y = real_batch(data_root, m=300, seed=20)
+    _, model, x, y = real_batch(data_root, b=12, m=200, seed=20)
     view = spear.observe(model, fedsgd(model, x, y), layer=str(2 * (layer - 1)))
     result = spear.invert(view, model=model)
     with torch.no_grad():
@@ -30,9 +30,9 @@ def test_inputs_of_every_hidden_layer_come_back(layer, data_root):
     assert ("activations computed from the data" in result.explanation) is (layer > 1)
 
 
-@pytest.mark.parametrize(("depth", "b"), [(2, 20), (6, 8)])
+@pytest.mark.parametrize(("depth", "b"), [(2, 12), (6, 8)])
 def test_inputs_of_the_output_layer_come_back(depth, b, data_root):
-    _, model, x, y = real_batch(data_root, b=b, m=400, depth=depth, seed=2)
+    _, model, x, y = real_batch(data_root, b=b, m=300, depth=depth, seed=2)
     last = str(2 * (depth - 1))
     result = spear.invert(spear.observe(model, fedsgd(model, x, y), layer=last), model=model)
     with torch.no_grad():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -74,7 +75,7 @@ def in_double(loss: Loss, device: torch.device) -> Loss:
 
 def usual_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy on logits: binary for one output, otherwise over classes."""
-    if outputs[0].numel() == 1:
+    if outputs.shape[1:].numel() == 1:
         return functional.binary_cross_entropy_with_logits(outputs, targets)
     return functional.cross_entropy(outputs, targets)
 
@@ -172,23 +173,26 @@ class Outputs:
     def structure(self, matrix: Tensor) -> Any:
         """Outputs as the model returns them, from (k, columns)."""
         parts = self._parts(matrix)
-        if isinstance(self._example, Tensor):
+        if self.plain:
             return parts[self._own]
         stand_ins: dict[int, Any] = {
             id(old): new for old, new in zip(self._kept, parts, strict=True)
         }
         return copy.deepcopy(self._example, stand_ins)
 
+    @property
+    def plain(self) -> bool:
+        """Is the main tensor all that a loss is given?"""
+        return isinstance(self._example, Tensor)
+
     def main(self, matrix: Tensor) -> Tensor:
         """The main tensor of these outputs (k, ...)."""
         return self._parts(matrix)[self._own]
 
     def _parts(self, matrix: Tensor) -> list[Tensor]:
-        split = torch.split(matrix, self._sizes, 1)
-        return [
-            part.reshape(len(matrix), *shape)
-            for part, shape in zip(split, self._shapes, strict=True)
-        ]
+        k, columns = matrix.shape
+        split = (matrix,) if self._sizes == [columns] else torch.split(matrix, self._sizes, 1)
+        return [part.reshape(k, *shape) for part, shape in zip(split, self._shapes, strict=True)]
 
 
 def logits_of(
@@ -245,7 +249,8 @@ class Criterion:
         main = self.outputs.main(rows)
         numbers = labels.is_floating_point() and labels.numel() == main.numel()
         targets = labels.to(main).reshape(main.shape) if numbers else cast(labels, main)
-        return self.loss(self.outputs.structure(rows), targets).sum()
+        whole = main if self.outputs.plain else self.outputs.structure(rows)
+        return self.loss(whole, targets).sum()
 
     def _first_that_runs(self, rows: Tensor) -> Cast:
         casts: tuple[Cast, ...] = (_indices, _one_hot)
@@ -312,17 +317,27 @@ _RANDOM = (
 )
 
 
-@functools.lru_cache(maxsize=1024)
-def _draws(func: Callable[..., Any]) -> bool:
-    """May it draw random numbers, by its name?"""
-    return any(part in getattr(func, "__name__", "") for part in _RANDOM)
+@functools.cache
+def _draws(name: str) -> bool:
+    return any(part in name for part in _RANDOM)
+
+
+class _Guards(threading.local):
+    """Those that a thread is inside of, the outermost first."""
+
+    def __init__(self) -> None:
+        self.open: list[TorchGuard] = []
+
+
+_guards = _Guards()
 
 
 class TorchGuard(TorchFunctionMode):
     """Refuses targets of another shape than the outputs, and leaves the global random state alone.
 
     Torch only warns of a target's shape and then computes another loss; here it raises. The random
-    state is restored only if numbers were drawn: other threads may be drawing from it.
+    state is restored only if numbers were drawn: other threads may be drawing from it. Of several, one
+    within another, only the outermost is asked about every function: that costs as much as a small one.
 
     >>> with TorchGuard():
     ...     functional.mse_loss(torch.zeros(2, 1), torch.zeros(2))
@@ -346,7 +361,7 @@ class TorchGuard(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        options = kwargs or {}
+        options, name = kwargs or {}, getattr(func, "__name__", "")
         if func in _COMPARING:
             given = [*args, *(options[key] for key in ("input", "target") if key in options)]
             outputs, targets = given[0].shape, given[1].shape
@@ -354,11 +369,22 @@ class TorchGuard(TorchFunctionMode):
                 raise ValueError(
                     f"expected a target of the output's shape {tuple(outputs)}, got {tuple(targets)}"
                 )
-        if self._state is None and _draws(func) and options.get("generator") is None:
-            self._state = torch.get_rng_state()
+        if _draws(name) and options.get("generator") is None:
+            undrawn = [guard for guard in _guards.open if guard._state is None]
+            state = torch.get_rng_state() if undrawn else None
+            for guard in undrawn:
+                guard._state = state
         return func(*args, **options)
 
+    def __enter__(self) -> TorchGuard:
+        if not _guards.open:
+            super().__enter__()  # type: ignore[no-untyped-call]
+        _guards.open.append(self)
+        return self
+
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        _guards.open.remove(self)
+        if not _guards.open:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self._state is not None:
             torch.set_rng_state(self._state)
