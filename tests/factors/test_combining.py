@@ -12,7 +12,7 @@ from spear.factors import factorise
 from spear.federated import fedavg
 from support.planted import gaussian, seeded
 
-B, M, N = 16, 16, 80
+B, M, N = 30, 30, 150
 
 
 def network(m=M, n=N, seed=0, classes=5):
@@ -54,12 +54,12 @@ def right(result, x):
 
 
 def test_more_samples_than_neurons_come_back_from_several_rounds():
-    x, y = data(22)
+    x, y = data(40)
     view = spear.combine(views(play(10, x, y, lr=1.0)))
     result = spear.invert(view)
     assert (result.outcome.name, result.proof.name) == ("EXACT", "REPLAY"), result.explanation
-    assert result.batch_size == 22 > M
-    assert right(result, x) == 22
+    assert result.batch_size == 40 > M
+    assert right(result, x) == 40
     nearest = torch.cdist(result.inputs.double(), x.double()).argmin(1)
     assert torch.equal(result.labels, y[nearest])
 
@@ -115,7 +115,7 @@ def test_rounds_with_part_of_the_samples():
     x, y = data()
     result = spear.invert(
         spear.combine(
-            views(play(14, x, y, who=lambda r: torch.randperm(B, generator=seeded(r))[:11]))
+            views(play(14, x, y, who=lambda r: torch.randperm(B, generator=seeded(r))[:20]))
         )
     )
     assert (result.outcome.name, right(result, x)) == ("EXACT", B), result.explanation
@@ -123,7 +123,7 @@ def test_rounds_with_part_of_the_samples():
 
 def test_data_that_grows():
     x, y = data()
-    grown = play(10, x, y, who=lambda r: torch.arange(min(B, 8 + 2 * r)))
+    grown = play(10, x, y, who=lambda r: torch.arange(min(B, 15 + 3 * r)))
     result = spear.invert(spear.combine(views(grown)))
     assert (result.outcome.name, right(result, x)) == ("EXACT", B), result.explanation
 
@@ -173,10 +173,11 @@ def test_a_repeated_round_is_named_and_left_out():
 
 def test_layers_that_do_not_fit_are_left_out():
     x, y = data(8)
-    others = play(1, x, y, net=network(m=10))
+    others = play(1, x, y, net=network(m=20))
     view = spear.combine(views([*play(3, x, y), *others]))
-    words = "round 4 is left out: it is of layer '0' of 10 x 80, others layer '0' of 16 x 80"
-    assert words in view.choice
+    assert "round 4 is left out: it is of layer '0' of 20 x 150, others layer '0' of 30 x 150" in (
+        view.choice
+    )
 
 
 def test_inner_layers_only_behind_frozen_ones():
@@ -286,7 +287,7 @@ def test_augmented_data_have_no_end():
 
 
 def test_too_few_rounds_say_how_many_more():
-    x, y = data(24)
+    x, y = data(45)
     result = spear.invert(spear.combine(views(play(2, x, y))))
     assert result.outcome.name in ("INCONCLUSIVE", "APPROXIMATE")
     assert "more would do" in result.reason
@@ -294,14 +295,14 @@ def test_too_few_rounds_say_how_many_more():
 
 def test_a_round_that_noise_nearly_hides_belongs_to_the_others():
     """Gradients shrink as training goes on, the noise does not: the last round shows no samples."""
-    x, y = data(6, n=150)
+    x, y = data(6)
 
     def sent(r, grads):
         noise = torch.Generator().manual_seed(r)
         size = 0.005 if r == 5 else 1.0
         return [size * g + 1e-5 * torch.randn(g.shape, generator=noise) for g in grads]
 
-    alone = list(views(play(6, x, y, net=network(m=40, n=150), sent=sent)))
+    alone = list(views(play(6, x, y, net=network(m=40), sent=sent)))
     assert factorise(alone[-1]).batch_size is None
     view = spear.combine(alone)
     assert view.rounds is not None
