@@ -22,6 +22,8 @@ FITS = ("Linux", "x86_64", (3, 11), "CPython")
 def pip(*arguments: str) -> None:
     """Run pip quietly; its refusal ends the install."""
     command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    if not sys.dont_write_bytecode:
+        command.append("--no-compile")  # a minute less: Python compiles what is imported, as it is
     code = subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode
     if code:
         sys.exit(code)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
-import scipy
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -323,11 +323,11 @@ def rows_below_noise(directions: Directions, silent: Tensor) -> Tensor:
             continue
         nearest = on.sort().values[: max(1, len(on) // 10)]
         expected.append(reach * level * len(nearest) / float(nearest[-1]))
-    mean = torch.tensor(expected, dtype=torch.float64)
-    most = scipy.stats.poisson.isf(BELOW_NOISE_CHANCE, mean.numpy())
-    allowed = torch.from_numpy(most).to(silent.device)
-    if float(silent.sum()) > scipy.stats.poisson.isf(BELOW_NOISE_CHANCE, float(mean.sum())):
+    means = np.array([*expected, sum(expected)])
+    *most, together = theory.poisson_bound(means, BELOW_NOISE_CHANCE).tolist()
+    if float(silent.sum()) > together:
         return torch.zeros_like(silent)
+    allowed = torch.tensor(most, device=silent.device)
     return torch.where(silent <= allowed, silent, 0)
 
 

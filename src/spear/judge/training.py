@@ -15,8 +15,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import scipy
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -506,7 +506,7 @@ class _Retraining:
         along = along[:, torch.searchsorted(tried, others)]
         rows, chosen = (
             torch.as_tensor(index, device=labels.device)
-            for index in linear_sum_assignment(-along.cpu())
+            for index in scipy.optimize.linear_sum_assignment(-along.cpu())
         )
         return labels.index_copy(0, some[rows], others[chosen])
 
