@@ -13,6 +13,7 @@ from functools import cache
 
 import numpy as np
 import scipy  # loads its parts when first used, so the command line starts sooner
+from numpy.typing import NDArray
 
 from spear.errors import InvalidOption
 
@@ -170,7 +171,7 @@ def pattern_by_chance(rows: int, b: int) -> float:
     return 1.0 if b >= rows else float(scipy.special.bdtr(b - 1, rows - 1, 0.5))
 
 
-def poisson_bound(mean: np.ndarray, chance: float) -> np.ndarray:
+def poisson_bound(mean: NDArray[np.float64], chance: float) -> NDArray[np.float64]:
     """The least counts that Poisson numbers of these means exceed with at most this chance.
 
     >>> poisson_bound(np.array([0.0, 0.001, 2.0]), 1e-6).tolist()
@@ -178,7 +179,10 @@ def poisson_bound(mean: np.ndarray, chance: float) -> np.ndarray:
     """
     most = np.ceil(scipy.special.pdtrik(1 - chance, np.maximum(mean, np.finfo(float).tiny)))
     fewer = np.maximum(most - 1, 0)  # what is rounded up may be one too many
-    return np.where(scipy.special.pdtr(fewer, mean) >= 1 - chance, fewer, most)
+    bound: NDArray[np.float64] = np.where(
+        scipy.special.pdtr(fewer, mean) >= 1 - chance, fewer, most
+    )
+    return bound
 
 
 def false_rejection(threshold: float, m: int) -> float:
