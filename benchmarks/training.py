@@ -65,6 +65,12 @@ ROWS = {
         Row("cifar10", 30, 200, 0.1, 20, 10),
         *(Row("mnist", 20, 400, 0.1, epochs, 5, normalised=False) for epochs in (1, 5)),
     ],
+    "orders": [
+        Row("cifar10", b, 200, lr, epochs, 5)
+        for b in (10, 20, 30)
+        for lr in (0.01, 0.03)
+        for epochs in (2, 3)
+    ],
     "frontier": [
         Row("cifar10", b, 200, lr, epochs, size)
         for b in (10, 20, 30)
