@@ -31,6 +31,7 @@ from spear.judge.rivals import Ruling
 from spear.judge.selection import Selection
 from spear.judge.training import (
     Retrained,
+    Simulated,
     knows_order,
     retrain,
     retrain_in_order_found,
@@ -97,13 +98,13 @@ def certify(
 
 def _best_of_simulations(found: Recovered, loss: Loss | None, repeated: Certificate) -> Certificate:
     """Where the training does not repeat: simulated, or in the order that simulations lead to."""
-    simulated = _of_training_by_pattern(found, loss)
-    if simulated is None:
+    simulated = simulate(found, loss)
+    if isinstance(simulated, Declined):
         return repeated
-    if simulated.certified.sum() > repeated.certified.sum() or not knows_order(found):
-        repeated = simulated
-    assert simulated.labels is not None
-    if repeated.whole or 2 * int((simulated.labels >= 0).sum()) <= found.b:  # nearly chaos
+    by_pattern = _of_training_by_pattern(found, simulated)
+    if by_pattern.certified.sum() > repeated.certified.sum() or not knows_order(found):
+        repeated = by_pattern
+    if repeated.whole or not simulated.order_may_explain:
         return repeated
     ordered = _of_training_in_order_found(found, loss)
     if ordered is None or not ordered.certified.sum() > repeated.certified.sum():
@@ -392,7 +393,7 @@ def _of_training_in_order_found(found: Recovered, loss: Loss | None) -> Certific
     return None if isinstance(retrained, Declined) else _of_repetition(found, retrained)
 
 
-def _of_training_by_pattern(found: Recovered, loss: Loss | None) -> Certificate | None:
+def _of_training_by_pattern(found: Recovered, simulated: Simulated) -> Certificate:
     """Several local steps that cannot be repeated to the bit: order, rounding.
 
     Every zero of a direction says that its sample was off in all of its steps, every other entry that
@@ -401,9 +402,6 @@ def _of_training_by_pattern(found: Recovered, loss: Loss | None) -> Certificate 
     and the bias gradient its scale, as after one step. The simulation also shows that no trace weighs
     as several samples, and that weights and biases moved alike.
     """
-    simulated = simulate(found, loss)
-    if isinstance(simulated, Declined):
-        return None
     known = simulated.recognised
     rulings = [
         Ruling(

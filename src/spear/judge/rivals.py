@@ -19,7 +19,7 @@ from spear.factors import Factors
 from spear.judge.causes import Cause
 from spear.judge.layer import Recovered, bias_in_span, signs_hold, spare_rows
 from spear.judge.replay import Fit
-from spear.judge.training import Simulated, deviation_of_median, scale_claimed
+from spear.judge.training import Simulated, scale_claimed
 from spear.search import SIGN_AGREEMENT, redundancy, unit
 from spear.tolerances import (
     COINCIDENCE,
@@ -30,7 +30,6 @@ from spear.tolerances import (
     NEAR_DUPLICATE,
     PATTERN_CHANCE,
     SPARE_ROWS,
-    TRAINING_AGREES,
     TRAINING_SCALE,
     UNDECIDED,
     WHOLE_WEIGHT,
@@ -433,8 +432,7 @@ def scale_of_all(found: Recovered, simulated: Simulated) -> Ruling:
     if simulated.ordered:
         known = max(2 * apart, off + simulated.scale_error) <= scale_claimed(found)
     else:
-        error = DEVIATIONS_TO_SPARE * deviation_of_median(simulated.weights) + TRAINING_AGREES
-        known = apart <= error <= TRAINING_SCALE
+        known = apart <= simulated.weight_error <= TRAINING_SCALE
         known = known and off + 2 * simulated.scale_error <= TRAINING_SCALE
     alike = torch.full_like(simulated.recognised, known and bias_in_span(found.factors))
     return Ruling(Cause.SCALE, alike, _ANY_SCALE, (SCALED_ALIKE,))

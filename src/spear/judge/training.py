@@ -37,6 +37,7 @@ from spear.tolerances import (
     TRAINING_OTHER_RATE,
     TRAINING_OTHER_SCALE,
     TRAINING_RECOGNISED,
+    TRAINING_SCALE,
     TRAINING_SIMULATED,
 )
 
@@ -93,6 +94,17 @@ class Simulated:
     def spread(self) -> float:
         """Standard deviation of the weights, from their median deviation."""
         return _deviation(self.weights)
+
+    @property
+    def weight_error(self) -> float:
+        """How far the median weight may be from one by the order of mini-batches alone."""
+        return DEVIATIONS_TO_SPARE * _deviation_of_median(self.weights) + TRAINING_AGREES
+
+    @property
+    def order_may_explain(self) -> bool:
+        """May the order be all that is wrong? Not if samples weigh otherwise, or in chaos."""
+        fits = abs(self.usual_weight - 1) <= max(self.weight_error, TRAINING_SCALE)
+        return fits and 2 * int(self.recognised.sum()) > len(self.off)
 
     @property
     def recognised(self) -> Tensor:
@@ -269,7 +281,7 @@ def _deviation(values: Tensor) -> float:
     return _DEVIATIONS_PER_MEDIAN * float((values - values.median()).abs().median())
 
 
-def deviation_of_median(values: Tensor) -> float:
+def _deviation_of_median(values: Tensor) -> float:
     """Of Gaussian numbers: sqrt(pi / 2) times that of their mean."""
     return math.sqrt(math.pi / 2 / len(values)) * _deviation(values)
 
@@ -422,7 +434,7 @@ class _Retraining:
         each = (slope * left).sum(0) / slope.square().sum(0)
         bend = (larger + smaller - 2 * ours).square().sum(0) / (larger - smaller).square().sum(0)
         true_share = max(1 - float(bend.median()) / 3, _LEAST_SHARE)
-        return 1 + float(each.median()) / true_share, deviation_of_median(each) / true_share
+        return 1 + float(each.median()) / true_share, _deviation_of_median(each) / true_share
 
     def _orders(self) -> tuple[Tensor, list[list[Tensor]]]:
         """The likeliest labels, and the samples of every step in one or several orders."""
