@@ -7,6 +7,10 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+# Before torch: some virtual machines name AMX and forbid it, and half precision then ends the process
+# (SIGILL). Below AMX it runs everywhere.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 import pytest
 import torch
 

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from spear import Protocol
 from spear.judge.order import OrderSearch
+from spear.judge.side_by_side import SideBySide
 from spear.search import Deadline, TimeIsUp
 
 B, N, M = 7, 12, 20
@@ -38,7 +39,8 @@ def search(told, check_time=lambda: None, noise=0.0):
     Q = torch.linalg.pinv(x)  # (N, B)
     sent = moved @ Q
     sent = sent + noise * sent.norm() * torch.randn_like(sent) / sent.numel() ** 0.5
-    return OrderSearch(loss, start, told, sent, Q, check_time), steps
+    training = SideBySide(loss, start, told, check_time)
+    return OrderSearch(training, sent, Q), steps
 
 
 def told(**more):

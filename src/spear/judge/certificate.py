@@ -29,14 +29,8 @@ from spear.judge.replay import Fit, replaying
 from spear.judge.replay_rounds import fit_rounds
 from spear.judge.rivals import Ruling
 from spear.judge.selection import Selection
-from spear.judge.training import (
-    Retrained,
-    Simulated,
-    knows_order,
-    retrain,
-    retrain_in_order_found,
-    simulate,
-)
+from spear.judge.simulation import Simulated, simulate
+from spear.judge.training import Retrained, knows_order, retrain, retrain_in_order_found
 from spear.search import TimeIsUp
 from spear.update import LayerUpdate
 

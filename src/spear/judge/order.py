@@ -7,28 +7,22 @@ this ends at the client's own order, or at one that a few random swaps lead on f
 repeats to rounding. After long steps, or many epochs, it ends elsewhere, and nothing is proved.
 
 An order is no loophole: it is a few bits for each sample and epoch, against m numbers in each column.
-
-Orders are simulated side by side (`torch.func.vmap`), as many as fit into the cache.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
 import torch
-from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch import Tensor
 
+from spear.judge.side_by_side import SideBySide
 from spear.tolerances import TRAINING_CLOSELY
 from spear.update import Protocol
 
-Parameters = Mapping[str, Tensor]
-
-_ENTRIES = 1 << 21  # of the parameters of all orders at once: 16 MB in float64
-_WIDEST = 64  # orders at once: more are no faster
+_STARTS = 64  # orders at random, of which the best is improved
 _TRIES = 4  # the first or second found most orders (CIFAR-10, 10 to 30 samples, 2 to 5 epochs)
 _MOST_STEPS = 1 << 17  # simulated in all orders together: half a minute where parameters are few
 _SWEEPS = 8  # over all swaps, until the order is found or stays as it is; 3 to 12 were seen
@@ -39,20 +33,18 @@ class OrderSearch:
     """Looks for the order of mini-batches that leads to what was sent.
 
     Args:
-        loss: of some samples (k,) with these parameters.
-        start: the parameters that the client was sent, the layer's among them as "weight" (m, b).
-        protocol: epochs, samples in a step, and the rest of the local training.
+        training: the client's, with the layer's weights as "weight" (m, b).
         sent: summed gradients of every sample (m, b).
         Q: what takes summed gradients of "weight" to those of samples (b, b).
-        check_time: raises if there is none left.
     """
 
-    loss: Callable[[Parameters, Tensor], Tensor]
-    start: Parameters
-    protocol: Protocol
+    training: SideBySide
     sent: Tensor
     Q: Tensor
-    check_time: Callable[[], None]
+
+    @property
+    def protocol(self) -> Protocol:
+        return self.training.protocol
 
     @property
     def b(self) -> int:
@@ -71,8 +63,8 @@ class OrderSearch:
         generator = torch.Generator().manual_seed(0)
         steps = self.epochs * -(-self.b // self.size)
         sweep = steps * self.epochs * len(self._swaps())
-        drawn = [torch.randperm(self.b, generator=generator) for _ in range(_WIDEST * self.epochs)]
-        starts = torch.stack(drawn).view(_WIDEST, self.epochs, self.b).to(self.sent.device)
+        drawn = [torch.randperm(self.b, generator=generator) for _ in range(_STARTS * self.epochs)]
+        starts = torch.stack(drawn).view(_STARTS, self.epochs, self.b).to(self.sent.device)
         order, error = starts[0], math.inf
         for _ in range(min(_TRIES, _MOST_STEPS // (_SWEEPS * sweep))):
             other, its_error = self._descended(starts)
@@ -80,7 +72,7 @@ class OrderSearch:
                 order, error = other, its_error
             if error <= TRAINING_CLOSELY**2:
                 return [batch for each in order for batch in torch.split(each, self.size)]
-            starts = torch.stack([self._shaken(order, generator) for _ in range(_WIDEST)])
+            starts = torch.stack([self._shaken(order, generator) for _ in range(_STARTS)])
         return None
 
     def _descended(self, starts: Tensor) -> tuple[Tensor, float]:
@@ -132,28 +124,11 @@ class OrderSearch:
 
     def _errors(self, orders: Tensor) -> Tensor:
         """Mean squared relative error (k,) of the columns, by orders (k, epochs, b)."""
-        entries = sum(p.numel() for p in self.start.values())
-        width = max(1, min(_WIDEST, _ENTRIES // entries))
-        return torch.cat([self._errors_at_once(some) for some in torch.split(orders, width)])
+        return torch.cat([self._errors_at_once(some) for some in self.training.split(orders)])
 
     def _errors_at_once(self, orders: Tensor) -> Tensor:
-        slope = vmap(grad(self.loss))
-        many = {
-            name: nn.Parameter(p.expand(len(orders), *p.shape).clone())
-            for name, p in self.start.items()
-        }
-        decaying = [self.protocol.decays(p) for p in self.start.values()]
-        optimiser = self.protocol.optimiser(list(many.values()), decaying)
         steps = [batch for each in orders.unbind(1) for batch in torch.split(each, self.size, 1)]
-        for rate, batch in zip(self.protocol.rates(len(steps)), steps, strict=True):
-            self.check_time()
-            slopes = slope({name: p.detach() for name, p in many.items()}, batch)
-            for name, p in many.items():
-                p.grad = slopes[name]
-            self.protocol.local_step(many, optimiser, self.start, rate)
-        weight = self.start["weight"]
-        kept = self.protocol.weight_decay_factor(len(steps), weight)
-        moved = (kept * weight - many["weight"].detach()) / self.protocol.rate  # (k, m, b)
+        moved = self.training.run(steps)["weight"]  # (k, m, b)
         off = (moved @ self.Q - self.sent).square().sum(1) / self.sent.square().sum(0)  # (k, b)
         return off.mean(1)
 

@@ -19,7 +19,7 @@ from spear.factors import Factors
 from spear.judge.causes import Cause
 from spear.judge.layer import Recovered, bias_in_span, signs_hold, spare_rows
 from spear.judge.replay import Fit
-from spear.judge.training import Simulated, scale_claimed
+from spear.judge.simulation import Simulated, scale_claimed
 from spear.search import SIGN_AGREEMENT, redundancy, unit
 from spear.tolerances import (
     COINCIDENCE,
@@ -30,6 +30,7 @@ from spear.tolerances import (
     NEAR_DUPLICATE,
     PATTERN_CHANCE,
     SPARE_ROWS,
+    TRAINING_DISTANCE,
     TRAINING_SCALE,
     UNDECIDED,
     WHOLE_WEIGHT,
@@ -421,19 +422,19 @@ def _held_by_several(found: Recovered) -> Tensor:
 
 
 def scale_of_all(found: Recovered, simulated: Simulated) -> Ruling:
-    """Do all samples together weigh more or less than the local training gives them?
+    """Did weights and biases move at another rate than told, so that all inputs have another scale?
 
-    Biases that were scaled apart change every sample's weight by one factor; the order of mini-batches
-    changes each by its own, so that the median shows the factor. Weights that were scaled apart change
-    what the training does to all layers: the scale at which it fits best shows that.
+    If the order is known, all samples then weigh more or less than the training gives them, or the
+    training fits better at another scale of inputs. If it is not, the client must be one of those that
+    were simulated in orders of their own, and every rival far from it (ensemble.py).
     """
     apart = abs(simulated.usual_weight - 1)
     off = abs(simulated.scale - 1)
     if simulated.ordered:
         known = max(2 * apart, off + simulated.scale_error) <= scale_claimed(found)
     else:
-        known = apart <= simulated.weight_error <= TRAINING_SCALE
-        known = known and off + 2 * simulated.scale_error <= TRAINING_SCALE
+        known = off + DEVIATIONS_TO_SPARE * simulated.scale_error <= TRAINING_SCALE
+        known = known and simulated.distance <= TRAINING_DISTANCE
     alike = torch.full_like(simulated.recognised, known and bias_in_span(found.factors))
     return Ruling(Cause.SCALE, alike, _ANY_SCALE, (SCALED_ALIKE,))
 

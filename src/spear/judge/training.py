@@ -24,20 +24,17 @@ from spear.errors import Declined
 from spear.factors import Factors
 from spear.judge.layer import Recovered
 from spear.judge.losses import Loss, compares_numbers, negative_probability, usual_loss
-from spear.judge.order import OrderSearch, Parameters
+from spear.judge.order import OrderSearch
 from spear.judge.replay import Replay
 from spear.judge.selection import Selection
+from spear.judge.side_by_side import Parameters, SideBySide
 from spear.tolerances import (
-    DEVIATIONS_TO_SPARE,
-    EXACT_ERROR,
     TRAINING_AGREES,
     TRAINING_CLOSELY,
     TRAINING_FOLLOWS,
     TRAINING_LATER,
     TRAINING_OTHER_RATE,
-    TRAINING_OTHER_SCALE,
     TRAINING_RECOGNISED,
-    TRAINING_SCALE,
     TRAINING_SIMULATED,
 )
 
@@ -71,53 +68,6 @@ class Retrained:
     other_rate: float | None  # times the one told, if that explains far more of the update
 
 
-@dataclass(frozen=True, eq=False)
-class Simulated:
-    """The local training with mini-batches in some order: how near it comes to the update."""
-
-    labels: Tensor  # (b,) int64
-    off: Tensor  # (b,): relative error of the summed gradients
-    weights: Tensor  # (b,): of the columns sent, in units of those simulated
-    highest: Tensor  # (b, m): the largest preactivation in steps with the sample
-    slack: Tensor  # (b, m): how far that may be off
-    dimensions: int  # of the gradients that samples with one ReLU pattern can have
-    scale: float  # of all inputs, at which the training fits best
-    scale_error: float  # how far that may be off; infinite if others fit nearly as well
-    ordered: bool  # is it known which samples each step took?
-
-    @property
-    def usual_weight(self) -> float:
-        """The median: a few samples may have the wrong label, or be several."""
-        return float(self.weights.median())
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation of the weights, from their median deviation."""
-        return _deviation(self.weights)
-
-    @property
-    def weight_error(self) -> float:
-        """How far the median weight may be from one by the order of mini-batches alone."""
-        return DEVIATIONS_TO_SPARE * _deviation_of_median(self.weights) + TRAINING_AGREES
-
-    @property
-    def order_may_explain(self) -> bool:
-        """May the order be all that is wrong? Not if samples weigh otherwise, or in chaos."""
-        fits = abs(self.usual_weight - 1) <= max(self.weight_error, TRAINING_SCALE)
-        return fits and 2 * int(self.recognised.sum()) > len(self.off)
-
-    @property
-    def recognised(self) -> Tensor:
-        """Samples (b,) with the right label, whose trace is that of one sample.
-
-        A trace of several is heavier than others, and most of its error lies along its column.
-        """
-        beyond = self.weights - self.usual_weight
-        heavy = beyond > DEVIATIONS_TO_SPARE * self.spread + TRAINING_AGREES + self.off / 2
-        one = (self.weights > 1 / math.sqrt(2)) & (self.weights < math.sqrt(2)) & ~heavy
-        return one & (self.off <= TRAINING_SIMULATED)
-
-
 def retrain(found: Recovered, loss: Loss | None) -> Retrained | Declined:
     """Repeat the client's local training; or say why that cannot be done."""
     if not knows_order(found):
@@ -125,7 +75,7 @@ def retrain(found: Recovered, loss: Loss | None) -> Retrained | Declined:
             "the client's training cannot be repeated: the order of the client's mini-batches is not "
             "known"
         )
-    why = _why_not(found, loss)
+    why = why_not(found, loss)
     return _repeated(found, loss) if why is None else why
 
 
@@ -134,14 +84,14 @@ def retrain_in_order_found(found: Recovered, loss: Loss | None) -> Retrained | D
     protocol = found.view.protocol
     if protocol.epochs is None or (protocol.local_batch_size or found.b) >= found.b:
         return Declined("epochs of several mini-batches are not known of")
-    why = _why_not(found, loss)
+    why = why_not(found, loss)
     if why is not None:
         return why
 
     def run(replay: Replay) -> Retrained | Declined:
-        return _Retraining(found.factors, found.selection, replay).run_in_any_order()
+        return LocalTraining(found.factors, found.selection, replay).run_in_any_order()
 
-    error = _relative_error(found.factors, found.selection)
+    error = relative_error(found.factors, found.selection)
     return Replay.attempt(found, loss, relative_error=error, use=run)
 
 
@@ -152,28 +102,8 @@ def knows_order(found: Recovered) -> bool:
     return size is None or size >= found.b or protocol.epochs == 1
 
 
-def simulate(found: Recovered, loss: Loss | None) -> Simulated | Declined:
-    """Train as the client did, with mini-batches in an order of our own; or say why that fails."""
-    if found.view.protocol.epochs is None and found.view.protocol.local_steps is None:
-        return Declined("the number of local steps is not known")
-    why = _why_not(found, loss)
-    if why is not None:
-        return why
-    error = _relative_error(found.factors, found.selection)
-    claimed = scale_claimed(found)
-
-    def run(replay: Replay) -> Simulated:
-        return _Retraining(found.factors, found.selection, replay).simulated(claimed)
-
-    return Replay.attempt(found, loss, relative_error=error, use=run)
-
-
-def scale_claimed(found: Recovered) -> float:
-    """How far the scale of all inputs may be off if they are exact."""
-    return EXACT_ERROR * found.value_range / float(found.sizes.max())
-
-
-def _why_not(found: Recovered, loss: Loss | None) -> Declined | None:
+def why_not(found: Recovered, loss: Loss | None) -> Declined | None:
+    """Why the local training cannot be repeated, if so."""
     view = found.view
     if view.model is None:
         return Declined("no model was given")
@@ -195,9 +125,9 @@ def _repeated(found: Recovered, loss: Loss | None) -> Retrained | Declined:
 
         def repeat(replay: Replay, first: bool = not tried) -> Retrained | None:
             same = not first and replay.squash is None  # as on logits
-            return None if same else _Retraining(factors, selection, replay).run()
+            return None if same else LocalTraining(factors, selection, replay).run()
 
-        error = _relative_error(factors, selection)
+        error = relative_error(factors, selection)
         retrained = Replay.attempt(found, known, relative_error=error, use=repeat)
         if isinstance(retrained, Declined) and not tried:
             return retrained
@@ -209,14 +139,14 @@ def _repeated(found: Recovered, loss: Loss | None) -> Retrained | Declined:
     return max(tried, key=lambda each: int(each.matched.sum()))
 
 
-def _relative_error(factors: Factors, selection: Selection) -> Tensor:
+def relative_error(factors: Factors, selection: Selection) -> Tensor:
     """Relative error of the recovered inputs (b,), from the update's noise."""
     noise = factors.noise * (selection.C / factors.singular_values).norm(dim=1)
     error: Tensor = noise * factors.n**0.5 / selection.C.norm(dim=1)
     return error
 
 
-class _Local(nn.Module):
+class LocalModel(nn.Module):
     """The client's model on samples in coordinates of C: W R^T, then the network behind."""
 
     def __init__(self, factors: Factors, selection: Selection, replay: Replay) -> None:
@@ -276,23 +206,13 @@ class _Repeated:
         return self.off <= TRAINING_RECOGNISED
 
 
-def _deviation(values: Tensor) -> float:
-    """Standard deviation of all but a few outliers, from the median deviation."""
-    return _DEVIATIONS_PER_MEDIAN * float((values - values.median()).abs().median())
-
-
-def _deviation_of_median(values: Tensor) -> float:
-    """Of Gaussian numbers: sqrt(pi / 2) times that of their mean."""
-    return math.sqrt(math.pi / 2 / len(values)) * _deviation(values)
-
-
-def _off(ours: Tensor, sent: Tensor) -> Tensor:
+def column_errors(ours: Tensor, sent: Tensor) -> Tensor:
     """Of each column (b,) of what was sent (m, b)."""
     error: Tensor = (ours - sent).norm(dim=0) / sent.norm(dim=0)
     return error
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """The training in one order."""
 
     columns: Tensor  # (m, b): summed gradients
@@ -301,22 +221,30 @@ class _Run(NamedTuple):
     behind: dict[str, Tensor]  # summed gradients of later layers, by name
 
 
-class _Retraining:
+class LocalTraining:
+    """The client's training, repeated from the samples of a selection."""
+
     def __init__(self, factors: Factors, selection: Selection, replay: Replay) -> None:
         self.protocol = factors.protocol
         self.factors, self.selection, self.replay = factors, selection, replay
+
+    @property
+    def sent(self) -> Tensor:
+        """Summed gradients of every sample (m, b)."""
+        sent: Tensor = self.factors.L @ self.selection.Q
+        return sent
 
     def run(self) -> Retrained:
         dimensions = self.replay.label_dimensions
         size = self.protocol.local_batch_size
         if size is not None and size < self.selection.b:
-            labels, _, once = self._in_order_found(size)
+            labels, _, once = self.in_order_found(size)
             return once.judged(labels, dimensions)
         labels, _ = self.replay.nearest_labels(self.replay.Z)
         first = self._repeated(labels)
         if not bool(first.recognised.all()) and self.protocol.steps is not None:
             steps = [torch.arange(self.selection.b, device=labels.device)] * first.epochs
-            labels, _ = self._relabelled(labels, steps)
+            labels, _ = self.relabelled(labels, steps)
             first = self._repeated(labels)
         if bool(first.matched.all()):
             return first.judged(labels, dimensions)
@@ -327,16 +255,15 @@ class _Retraining:
 
     def run_in_any_order(self) -> Retrained | Declined:
         """The training in the order of mini-batches that comes nearest to what was sent."""
-        labels, orders = self._orders()
-        labels, _ = self._relabelled(labels, orders[0])
-        local, start, optimiser = self._prepared()
+        labels, _ = self.replay.nearest_labels(self.replay.Z)
+        labels, _ = self.relabelled(labels, [step[0] for step in self.drawn_steps(1)])
+        local, start, optimiser = self.prepared()
 
         def loss(parameters: Parameters, samples: Tensor) -> Tensor:
             return self.replay.criterion(local.outputs(parameters, samples), labels[samples])
 
-        sent = self.factors.L @ self.selection.Q
-        given = (start, self.protocol, sent, self.selection.Q, self.factors.check_time)
-        batches = OrderSearch(loss, *given).run()
+        training = SideBySide(loss, start, self.protocol, self.factors.check_time)
+        batches = OrderSearch(training, self.sent, self.selection.Q).run()
         if batches is None:
             return Declined("no order of the mini-batches was found that leads to what was sent")
         for rate, batch in zip(self.protocol.rates(len(batches)), batches, strict=True):
@@ -344,13 +271,13 @@ class _Retraining:
         once = self._compared(local, start, len(batches))
         return once.judged(labels, self.replay.label_dimensions)
 
-    def _in_order_found(self, size: int) -> tuple[Tensor, list[Tensor], _Repeated]:
+    def in_order_found(self, size: int) -> tuple[Tensor, list[Tensor], _Repeated]:
         """One pass over mini-batches, whose order the recovered columns show: labels, batches, result.
 
         A column is the gradient at the weights that its batch saw. So those samples come first whose
         gradient at the first weights it is; the weights after them tell who comes next.
         """
-        local, start, optimiser = self._prepared()
+        local, start, optimiser = self.prepared()
         here, b = copy.copy(self.replay), self.selection.b
         here.network = local.behind
         labels = torch.full((b,), -1, device=self.replay.Z.device)
@@ -365,115 +292,50 @@ class _Retraining:
             self._step(local, optimiser, start, rate, labels, batches[-1])
         return labels, batches, self._compared(local, start, len(batches))
 
-    def simulated(self, claimed: float) -> Simulated:
-        """The training in the order found, or in several: their mean, and how far they differ.
-
-        `claimed` is how far the scale of all inputs may be off.
-        """
-        labels, orders = self._orders()
-        sent = self.factors.L @ self.selection.Q  # (m, b)
-        labels, first = self._relabelled(labels, orders[0])
-        runs = [first, *(self._in_order(labels, order) for order in orders[1:])]
-        ours = torch.stack([run.columns for run in runs]).mean(0)
-        highest = torch.stack([run.highest for run in runs])
-        ranges = torch.stack([run.range for run in runs]).mean(0)
-        off = _off(ours, sent)
-        weights = (sent * ours).sum(0) / ours.square().sum(0)
-        slack = highest.std(0, correction=0) + float(off.square().mean().sqrt()) * ranges
-        dimensions = self.replay.label_dimensions
-        if len(orders) == 1:
-            scale = self._best_of(claimed, labels, orders[0], off)
-        else:
-            scale = self._best_scale(labels, orders, ours)
-        return Simulated(
-            labels,
-            off,
-            weights,
-            highest.mean(0),
-            _ORDER_MARGIN * slack,
-            dimensions,
-            *scale,
-            len(orders) == 1,
-        )
-
-    def _best_of(
-        self, claimed: float, labels: Tensor, batches: list[Tensor], off: Tensor
-    ) -> tuple[float, float]:
-        """The first scale of inputs that is off by more than claimed and fits nearly as well, or 1.
-
-        A neuron that rounding put on its other side spoils some samples, a wrong scale all of them: the
-        median tells. After many steps one such neuron is followed by others, columns differ by a few
-        per cent, and a slope is mostly noise. But at a scale that is off, far more neurons change sides
-        than at the right one: the dip there is narrow and deep.
-        """
-        sent = self.factors.L @ self.selection.Q
-        limit = TRAINING_OTHER_SCALE * float(off.median())
-        for far in _SCALES_TRIED:
-            for scale in (1 + far * claimed, 1 / (1 + far * claimed)):
-                there = _off(self._in_order(labels, batches, scale).columns, sent)
-                if not float(there.median()) > limit:
-                    return scale, math.inf
-        return 1.0, claimed
-
-    def _best_scale(
-        self, labels: Tensor, orders: list[list[Tensor]], ours: Tensor
-    ) -> tuple[float, float]:
-        """Where least squares puts the scale of inputs, for the median sample; and its deviation.
-
-        The order of mini-batches spoils some samples, a wrong scale all of them. What the order adds to
-        the slope makes the estimate too small: three runs that differ by noise alone are bent by three
-        times the square of their difference.
-        """
-        step = _SCALE_STEP
-        larger, smaller = (
-            torch.stack([self._in_order(labels, order, t).columns for order in orders]).mean(0)
-            for t in (1 + step, 1 - step)
-        )
-        slope = (larger - smaller) / (2 * step)  # (m, b)
-        left = self.factors.L @ self.selection.Q - ours
-        each = (slope * left).sum(0) / slope.square().sum(0)
-        bend = (larger + smaller - 2 * ours).square().sum(0) / (larger - smaller).square().sum(0)
-        true_share = max(1 - float(bend.median()) / 3, _LEAST_SHARE)
-        return 1 + float(each.median()) / true_share, _deviation_of_median(each) / true_share
-
-    def _orders(self) -> tuple[Tensor, list[list[Tensor]]]:
-        """The likeliest labels, and the samples of every step in one or several orders."""
-        b, device = self.selection.b, self.replay.Z.device
-        size = min(b, self.protocol.local_batch_size or b)
-        if size < b and self.protocol.epochs == 1:
-            labels, batches, _ = self._in_order_found(size)
-            return labels, [batches]
+    def order(self) -> tuple[Tensor, list[Tensor]]:
+        """The likeliest labels, and the samples of every step where these are known or can be found."""
+        b, size = self.selection.b, self.protocol.local_batch_size
+        if size is not None and size < b:
+            labels, batches, _ = self.in_order_found(size)
+            return labels, batches
         labels, _ = self.replay.nearest_labels(self.replay.Z)
-        epochs = self.protocol.epochs or math.ceil((self.protocol.local_steps or 1) * size / b)
-        generator, orders = torch.Generator().manual_seed(0), []
-        for _ in range(_ORDERS if size < b else 1):
-            drawn = [torch.randperm(b, generator=generator).to(device) for _ in range(epochs)]
-            batches = [batch for order in drawn for batch in torch.split(order, size)]
-            orders.append(batches[: self.protocol.local_steps])
-        return labels, orders
+        return labels, [step[0] for step in self.drawn_steps(1)]
 
-    def _relabelled(self, labels: Tensor, batches: list[Tensor]) -> tuple[Tensor, _Run]:
+    def drawn_steps(self, orders: int) -> list[Tensor]:
+        """The samples (orders, size) of every step, in so many orders at random, the same each time."""
+        b, protocol = self.selection.b, self.protocol
+        size = min(b, protocol.local_batch_size or b)
+        epochs = protocol.epochs or math.ceil((protocol.local_steps or 1) * size / b)
+        generator, steps = torch.Generator().manual_seed(0), list[Tensor]()
+        for _ in range(epochs):
+            drawn = [torch.randperm(b, generator=generator) for _ in range(orders)]
+            steps += torch.split(torch.stack(drawn).to(self.replay.Z.device), size, 1)
+        return steps[: protocol.local_steps]
+
+    def relabelled(self, labels: Tensor, batches: list[Tensor]) -> tuple[Tensor, Run]:
         """Labels (b,) that fit all steps instead of the first, and the training with them.
 
         Gradients of many steps point elsewhere than the first. Where the sum of them all is far from
         what was sent, other labels are tried, with the weights on the way as they are; right ones bring
         these nearer, too.
         """
-        run = self._in_order(labels, batches)
-        sent = self.factors.L @ self.selection.Q  # (m, b)
+        run = self.in_order(labels, batches)
         for _ in range(_RELABELLINGS):
-            off = _off(run.columns, sent)
+            off = column_errors(run.columns, self.sent)
             if float(off.max()) <= TRAINING_SIMULATED:
                 break
             some, others = self._misplaced(run, labels, off)
             tried = self._moved_to(others, labels, batches, some)
-            again = self._in_order(tried, batches)
-            if torch.equal(tried, labels) or _off(again.columns, sent).sum() > off.sum():
+            again = self.in_order(tried, batches)
+            if (
+                torch.equal(tried, labels)
+                or column_errors(again.columns, self.sent).sum() > off.sum()
+            ):
                 break
             labels, run = tried, again
         return labels, run
 
-    def _misplaced(self, run: _Run, labels: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
+    def _misplaced(self, run: Run, labels: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
         """Samples (k,) that may have another label than these, and what labels (l,) there are for them.
 
         Every sample takes one part off the gradient of the output's bias for its label, and of no
@@ -501,7 +363,7 @@ class _Retraining:
     ) -> Tensor:
         """The labels (b,), of some samples (k,) those others (l,) whose gradients, summed over all
         steps, are nearest to what was sent; each once, if there are as few as samples."""
-        local, start, optimiser = self._prepared()
+        local, start, optimiser = self.prepared()
         here, sent = copy.copy(self.replay), self.replay.D[some]  # (k, m)
         tried = torch.unique(others)
         total = sent.new_zeros(len(some), len(tried), sent.shape[1])
@@ -522,9 +384,9 @@ class _Retraining:
         )
         return labels.index_copy(0, some[rows], others[chosen])
 
-    def _in_order(self, labels: Tensor, batches: list[Tensor], scale: float = 1.0) -> _Run:
+    def in_order(self, labels: Tensor, batches: list[Tensor], scale: float = 1.0) -> Run:
         """The training with these samples in every step, and inputs this much larger."""
-        local, start, optimiser = self._prepared()
+        local, start, optimiser = self.prepared()
         local.C = scale * local.C
         lowest = highest = local.Z.detach()
         seen = torch.full_like(highest, -torch.inf)
@@ -534,19 +396,19 @@ class _Retraining:
             lowest, highest = torch.minimum(lowest, Z), torch.maximum(highest, Z)
             seen[batch] = torch.maximum(seen[batch], Z[batch])
             self._step(local, optimiser, start, rate, labels, batch)
-        moved = self._moved(local, start, len(batches))
+        moved = self.moved(local, start, len(batches))
         behind = {name.removeprefix("behind."): change for name, change in moved.items()}
-        return _Run(moved["weight"] @ self.selection.Q / scale, seen, highest - lowest, behind)
+        return Run(moved["weight"] @ self.selection.Q / scale, seen, highest - lowest, behind)
 
-    def _prepared(self) -> tuple[_Local, dict[str, Tensor], torch.optim.Optimizer]:
+    def prepared(self) -> tuple[LocalModel, dict[str, Tensor], torch.optim.Optimizer]:
         """A local model at the start, its weights, and the client's optimiser."""
-        local = _Local(self.factors, self.selection, self.replay)
+        local = LocalModel(self.factors, self.selection, self.replay)
         start = {name: p.detach().clone() for name, p in local.named_parameters()}
         return local, start, self.protocol.optimiser(list(local.parameters()))
 
     def _step(  # noqa: PLR0917
         self,
-        local: _Local,
+        local: LocalModel,
         optimiser: torch.optim.Optimizer,
         start: dict[str, Tensor],
         rate: float,
@@ -558,9 +420,9 @@ class _Retraining:
         loss.backward()  # type: ignore[no-untyped-call]
         self.protocol.local_step(dict(local.named_parameters()), optimiser, start, rate)
 
-    def _compared(self, local: _Local, start: dict[str, Tensor], steps: int) -> _Repeated:
+    def _compared(self, local: LocalModel, start: dict[str, Tensor], steps: int) -> _Repeated:
         """How near these weights come to those sent."""
-        moved = self._moved(local, start, steps)
+        moved = self.moved(local, start, steps)
         off = self._columns(moved["weight"])
         length = float(self.factors.L.norm() / moved["weight"].norm())
         objections = self._objections(moved, start, off)
@@ -574,7 +436,7 @@ class _Retraining:
         best: _Repeated | None = None
         beyond = 0
         epochs = epochs or self.protocol.epochs or self.protocol.local_steps
-        local, start, optimiser = self._prepared()
+        local, start, optimiser = self.prepared()
         for epoch in range(1, (epochs or _EPOCHS) + 1):
             self.factors.check_time()
             rate = pace * self.protocol.rates(epochs or epoch)[epoch - 1]
@@ -585,7 +447,7 @@ class _Retraining:
             self.protocol.local_step(dict(local.named_parameters()), optimiser, start, rate)
             if epochs not in (None, epoch):
                 continue
-            moved = self._moved(local, start, epoch)
+            moved = self.moved(local, start, epoch)
             off = self._columns(moved["weight"])
             if best is None or float(off.median()) < float(best.off.median()):
                 best = self._compared(local, start, epoch)
@@ -595,7 +457,7 @@ class _Retraining:
         assert best is not None
         return best
 
-    def _moved(self, local: _Local, start: dict[str, Tensor], epoch: int) -> dict[str, Tensor]:
+    def moved(self, local: LocalModel, start: dict[str, Tensor], epoch: int) -> dict[str, Tensor]:
         """The sum of gradients that `observe` would read off these weights, by name."""
         kept = self.protocol.weight_decay_factor
         return {
@@ -606,7 +468,7 @@ class _Retraining:
     def _columns(self, replayed: Tensor) -> Tensor:
         """Relative error (b,) of each column of the summed dL/dZ."""
         Q, L = self.selection.Q, self.factors.L
-        return _off(replayed @ Q, L @ Q)
+        return column_errors(replayed @ Q, L @ Q)
 
     @property
     def _noise(self) -> Tensor:
