@@ -104,12 +104,13 @@ def measure(row: Row, seed: int, seconds: float) -> tuple[bool, str, int, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default="paper,far")
+    parser.add_argument("--only", default="", help="rows whose words hold this")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--from", dest="first", type=int, default=0)
     parser.add_argument("--max-seconds", type=float, default=60.0)
     options = parser.parse_args()
     for name in options.rows.split(","):
-        for row in ROWS[name]:
+        for row in [row for row in ROWS[name] if options.only in str(row)]:
             trials = [
                 measure(row, seed, options.max_seconds)
                 for seed in range(options.first, options.first + options.seeds)

@@ -81,32 +81,20 @@ class Comparison:
     @property
     def distance(self) -> float:
         """How far from simulated clients, in standard deviations of these."""
-        return float(self._product(self.weight, self.weight).sqrt())
+        return float(self._whitened(self.weight[None]).norm())
 
     @property
     def worst(self) -> tuple[float, float]:
         """Of the rival that may be truest: how true it is, and the standard deviation of that."""
-        worst = int((self.shares.abs() + DEVIATIONS_TO_SPARE * self.errors).argmax())
-        return float(self.shares[worst]), float(self.errors[worst])
+        slopes, weight = self._whitened(self.slopes), self._whitened(self.weight[None])[0]
+        shares, errors = slopes @ weight / slopes.square().sum(1), 1 / slopes.norm(dim=1)  # (r,)
+        worst = int((shares.abs() + DEVIATIONS_TO_SPARE * errors).argmax())
+        return float(shares[worst]), float(errors[worst])
 
-    @property
-    def shares(self) -> Tensor:
-        """How true each rival is (r,), if it is what makes the weights differ."""
-        return self._product(self.slopes, self.weight) / self._precisions
-
-    @property
-    def errors(self) -> Tensor:
-        """Standard deviations of these (r,)."""
-        return self._precisions.rsqrt()
-
-    @property
-    def _precisions(self) -> Tensor:
-        return self._product(self.slopes, self.slopes)
-
-    def _product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Of rows (r, groups) or one row, in units of the covariance."""
+    def _whitened(self, rows: Tensor) -> Tensor:
+        """Rows (r, groups) in units of the covariance."""
         factor = torch.linalg.cholesky(self.covariance)
-        return (left * torch.cholesky_solve(torch.atleast_2d(right).T, factor).T).sum(-1).squeeze(0)
+        return torch.linalg.solve_triangular(factor, rows.T, upper=False).T
 
 
 def compare(groups: Sequence[Sequence[Part]]) -> Comparison:
