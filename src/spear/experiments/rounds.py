@@ -90,8 +90,8 @@ def draw(rows: Mapping[str, Rows]) -> Section:
         )
     caption = (
         f"Samples right to 60 dB, of all samples, against the rounds seen: CIFAR-10, normalised, {M} "
-        f"neurons, three layers, FedSGD at a learning rate of {LR:g}; {per_point(own)}, bars from the "
-        "worst to the best. Dotted: the rounds that `theory.rounds_needed` asks for."
+        f"neurons, three layers, FedSGD at a learning rate of {LR:g}; {per_point(own)}, bars from "
+        "worst to best. Dotted: the rounds that `theory.rounds_needed` asks for."
     )
     note = (
         "*Enough* are the fewest of the rounds tried from which on every sample of every batch is "
@@ -99,7 +99,7 @@ def draw(rows: Mapping[str, Rows]) -> Section:
     )
     columns = "b, b/m, rounds by theory, rounds enough, Acc there, Time there (CPU)"
     plot = Plot("rounds", lambda: figure(own), caption)
-    return Section([table(columns, lines)], [plot], notes=[note, verdicts(own)])
+    return Section([table(columns, lines)], [plot], notes=[note, verdicts(own, means=False)])
 
 
 EXPERIMENT = Experiment(

@@ -64,12 +64,12 @@ def draw(rows: Mapping[str, Rows]) -> Section:
     own = rows["rounds_rate"]
     caption = (
         f"Samples right to 60 dB, of {B}, against the learning rate (left; {per_point(own)}, bars from "
-        "the worst to the best) and against how far preactivations moved in a round (right; one "
+        "worst to best) and against how far preactivations moved in a round (right; one "
         f"point a batch): CIFAR-10, normalised, {M} neurons, three layers, FedSGD, the same batch each "
         "round. Dotted: the least movement at which `theory.rounds_needed` asks for no more rounds."
     )
     plot = Plot("rates", lambda: figure(own), caption)
-    return Section(plots=[plot], notes=[verdicts(own)])
+    return Section(plots=[plot], notes=[verdicts(own, means=False)])
 
 
 EXPERIMENT = Experiment(
