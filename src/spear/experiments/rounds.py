@@ -69,6 +69,7 @@ def figure(rows: Rows) -> Figure:
     )
     rounds_axis(axes, (1, 2, 3, 5, 7, 10, 15, 20, 30, 40))
     if rows:
+        axes.plot([], [], ":", color=plots.GREY, label="what the theory asks for")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return drawn
 

@@ -141,8 +141,8 @@ def draw(rows: Mapping[str, Rows]) -> Section:
         "not come back counts as 0 dB. Dotted: least squares with the true gradients of the layer's "
         "outputs, the best that the noise leaves. Right: the ε of all rounds together, by Opacus' "
         f"accountant. CIFAR-10, b = {B}, {M} neurons, three layers, FedSGD at a learning rate of "
-        f"{LR:g}, each sample clipped to C = {CLIP:g}, noise of σ = z C / b on every entry, anew in each "
-        f"round; {per_point(own)}."
+        f"{LR:g}, each sample clipped to C = {CLIP:g}, noise of σ = z C / b on every entry, anew in "
+        f"each round; {per_point(own)}."
     )
     note = (
         f"The table has the share of samples with {CLEAR_DB:.0f} dB or more, and ε. The client's batch "

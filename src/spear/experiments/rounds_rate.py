@@ -53,10 +53,10 @@ def moved(axes: Axes, rows: Rows, rounds: int, color: str, marker: str) -> None:
 
 def least_movement(rounds: int) -> float | None:
     """The least movement at which the theory asks for no more than this many rounds."""
-    for step in range(-400, 1):
-        needed = rounds_needed(B, M, movement=10 ** (step / 100))
+    for step in range(-80, 1):  # twenty a decade
+        needed = rounds_needed(B, M, movement=10 ** (step / 20))
         if needed is not None and needed <= rounds:
-            return float(10 ** (step / 100))
+            return float(10 ** (step / 20))
     return None
 
 

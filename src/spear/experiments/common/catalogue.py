@@ -17,6 +17,7 @@ ORDER = (
     *("failure_validation", "batch_size", "architecture", "two_stages", "training"),
     *("full_batch", "percentiles", "failed_batch", "frontier"),
     *("rounds", "rounds_rate", "rounds_aggregation", "rounds_fedavg", "rounds_noise"),
+    "rounds_sampling",
 )
 
 
