@@ -13,7 +13,6 @@ from spear.experiments import (
     rounds_rate,
     rounds_sampling,
 )
-from spear.experiments.common.batches import private_batch
 from spear.experiments.common.several_rounds import cell, enough, foreseen, samples_right
 from spear.federated import epsilon
 from spear.theory import rounds_needed
@@ -33,25 +32,32 @@ def test_rounds_give_away_what_one_does_not(data_root):
     assert four.metrics["movement"] > 0.1
 
 
-def test_cohorts_change_from_round_to_round(data_root):
+def test_cohorts_change_from_round_to_round():
     settings = cell(8, 10, 20, 0.1, 30, clients=4, present=2)
-    trial = case(settings, 2, data_root)
-    batch = private_batch(trial)
-    seen = [
-        tuple(int((batch.inputs == x[0]).all(1).nonzero()) for x, _ in clients)
-        for clients in rounds_aggregation.cohorts(trial, batch)
-    ]
+    seen = rounds_aggregation.present(case(settings, 2))
     assert {len(clients) for clients in seen} == {2}
-    assert set().union(*seen) == {0, 2, 4, 6}  # the first samples of the four clients
-    assert len(set(seen)) > 2
-    everybody = case({**settings, "present": 4}, 2, data_root)
-    assert {len(clients) for clients in rounds_aggregation.cohorts(everybody, batch)} == {4}
+    assert set().union(*seen) == {0, 1, 2, 3}
+    assert len(set(map(tuple, seen))) > 2
+    everybody = rounds_aggregation.present(case({**settings, "present": 4}, 2))
+    assert everybody == [[0, 1, 2, 3]] * 20
 
 
 def test_a_sum_over_changing_clients_comes_apart(data_root):
     settings = cell(16, 20, 8, 0.1, 30, clients=4, present=2)
     found = rounds_aggregation.measure(case(settings, 1, data_root))
-    assert found.metrics["recovered"] == 16
+    assert found.metrics["recovered"] == found.metrics["sent"] == 16
+
+
+def test_samples_that_were_never_sent_are_neither_found_nor_held_against_a_verdict(data_root):
+    settings = cell(12, 30, 3, 0.1, 30, drawn=4, fresh=False)
+    found = rounds_sampling.measure(case(settings, 1, data_root))
+    assert found.outcome == "EXACT"
+    assert 4 < found.metrics["recovered"] == found.metrics["sent"] < 12
+    assert not found.metrics["false_exact"]
+    few = cell(16, 30, 1, 0.1, 30, clients=4, present=1)
+    found = rounds_aggregation.measure(case(few, 1, data_root))
+    assert found.metrics["recovered"] == found.metrics["sent"] == 4
+    assert not found.metrics["false_exact"]
 
 
 def test_local_training_of_one_client_among_others(data_root):
@@ -74,15 +80,12 @@ def test_noise_is_counted_by_the_accountant_and_bounded_by_the_oracle(data_root)
     )
 
 
-def test_batches_are_drawn_from_all_data_or_never_seen_twice(data_root):
+def test_batches_are_drawn_from_all_data_or_never_seen_twice():
     settings = cell(12, 10, 4, 0.1, 30, drawn=3, fresh=True)
-    batch = private_batch(case(settings, 2, data_root))
-    fresh = list(rounds_sampling.batches(case(settings, 2, data_root), batch))
-    assert torch.equal(torch.cat([x for x, _ in fresh]), batch.inputs)
-    again = case({**settings, "fresh": False, "rounds": 40}, 2, data_root)
-    drawn = [x for x, _ in rounds_sampling.batches(again, batch)]
-    assert {len(x.unique(dim=0)) for x in drawn} == {3}
-    assert len(torch.cat(drawn).unique(dim=0)) == 12
+    assert torch.cat(rounds_sampling.chosen(case(settings, 2))).tolist() == list(range(12))
+    drawn = rounds_sampling.chosen(case({**settings, "fresh": False, "rounds": 40}, 2))
+    assert {len(own.unique()) for own in drawn} == {3}
+    assert len(torch.cat(drawn).unique()) == 12
 
 
 def test_a_batch_without_a_result_counts_as_nothing_recovered():

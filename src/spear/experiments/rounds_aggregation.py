@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,10 +17,10 @@ from spear.experiments.common.several_rounds import (
     enough,
     measured,
     rounds_axis,
+    sent_of,
 )
-from spear.federated import Batch, play_rounds, split
+from spear.federated import play_rounds
 from spear.report import plots
-from spear.trials import Batch as PrivateBatch
 from spear.trials import Measured
 from spear.update import Protocol
 
@@ -54,28 +54,26 @@ CELLS = [
 ]
 
 
-def cohorts(case: Case, batch: PrivateBatch) -> Iterator[list[Batch]]:
+def present(case: Case) -> list[list[int]]:
     """The clients of each round, drawn at random unless all are present."""
-    each = Protocol(samples=case["b"] // case["clients"])
-    clients = split(batch.inputs, batch.labels, each)
     draw = torch.Generator().manual_seed(case.seed + 10**6)  # independent of the weights' bits
-    for _ in range(case["rounds"]):
-        chosen = torch.randperm(len(clients), generator=draw)[: case["present"]]
-        yield [clients[i] for i in sorted(chosen.tolist())]
+    drawn = [torch.randperm(case["clients"], generator=draw) for _ in range(case["rounds"])]
+    return [sorted(order[: case["present"]].tolist()) for order in drawn]
 
 
 def measure(case: Case) -> Measured:
     """The server sees the mean of the clients' gradients, round after round."""
-    batch = private_batch(case)
-    protocol = Protocol(clients=case["present"])
+    batch, rounds = private_batch(case), present(case)
+    samples = torch.arange(case["b"]).view(case["clients"], -1)  # of each client
+    clients = [(batch.inputs[own], batch.labels[own]) for own in samples]
     played = play_rounds(
         batch.model,
-        cohorts(case, batch),
-        protocol,
+        [[clients[i] for i in own] for own in rounds],
+        Protocol(clients=case["present"]),
         server_lr=case["lr"],
         generator=case.generator(),
     )
-    return measured(case, batch, played)
+    return measured(case, sent_of(batch, samples[sorted(set().union(*rounds))]), played)
 
 
 def figure(rows: Rows) -> Figure:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from spear.experiments.common import Case, Experiment, Plot, Section
 from spear.experiments.common.batches import private_batch
 from spear.experiments.common.experiment import Rows, Settings
 from spear.experiments.common.figures import per_point, verdicts, where
-from spear.experiments.common.several_rounds import cell, curve, measured, rounds_axis
-from spear.federated import Batch as ClientBatch
+from spear.experiments.common.several_rounds import cell, curve, measured, rounds_axis, sent_of
 from spear.federated import play_rounds
 from spear.report import plots
-from spear.trials import Batch, Measured
+from spear.trials import Measured
 from spear.update import Protocol
 
 if TYPE_CHECKING:
@@ -37,25 +37,23 @@ CELLS = [
 ]
 
 
-def batches(case: Case, batch: Batch) -> Iterator[ClientBatch]:
-    """The batch of each round."""
+def chosen(case: Case) -> list[Tensor]:
+    """Which samples (drawn,) are in each round's batch."""
+    count = case["drawn"]
+    if case["fresh"]:
+        return list(torch.arange(count * case["rounds"]).view(-1, count))
     draw = torch.Generator().manual_seed(case.seed + 10**6)  # independent of the weights' bits
-    for number in range(case["rounds"]):
-        if case["fresh"]:
-            chosen = torch.arange(case["drawn"]) + number * case["drawn"]
-        else:
-            chosen = torch.randperm(case["b"], generator=draw)[: case["drawn"]].sort().values
-        yield batch.inputs[chosen], batch.labels[chosen]
+    return [torch.randperm(case["b"], generator=draw)[:count] for _ in range(case["rounds"])]
 
 
 def measure(case: Case) -> Measured:
     """One client sends the gradient of another part of its data in each round."""
-    batch = private_batch(case)
-    cohorts = ([one] for one in batches(case, batch))
+    batch, rounds = private_batch(case), chosen(case)
+    cohorts = [[(batch.inputs[own], batch.labels[own])] for own in rounds]
     played = play_rounds(
         batch.model, cohorts, Protocol(), server_lr=case["lr"], generator=case.generator()
     )
-    return measured(case, batch, played)
+    return measured(case, sent_of(batch, torch.cat(rounds)), played)
 
 
 def figure(rows: Rows) -> Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,10 +46,16 @@ def compared(case: Case, batch: Batch, played: Played) -> tuple[Compared, float]
     return found, movement(ends[0], ends[1], case["rounds"])
 
 
+def sent_of(batch: Batch, samples: Tensor) -> Batch:
+    """The samples that took part in some round: no attack can find the others."""
+    own = sorted(set(samples.flatten().tolist()))
+    return replace(batch, inputs=batch.inputs[own], labels=batch.labels[own])
+
+
 def measured(case: Case, batch: Batch, played: Played, **more: Any) -> Measured:
-    """What a row keeps of that."""
+    """What a row keeps of that; the batch holds the samples that were sent, and no others."""
     found, moved = compared(case, batch, played)
-    return found.measured({"movement": moved, **more})
+    return found.measured({"movement": moved, "sent": len(batch.inputs), **more})
 
 
 def _preactivations(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -71,7 +78,7 @@ def movement(first: Tensor, last: Tensor, rounds: int) -> float:
 
 
 def samples_right(rows: Rows, name: str = "recovered") -> list[float]:
-    """Per cent of the samples in each batch; a batch without a result counts as none."""
+    """Per cent of all samples that clients have, by batch; no result counts as none."""
     return [100 * (row.metrics.get(name) or 0) / row.settings["b"] for row in rows]
 
 
