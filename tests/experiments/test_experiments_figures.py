@@ -60,6 +60,7 @@ def measured(trial):
         "movement": 0.1,
         "epsilon": 8.0,
         "median_psnr": 25.0,
+        "up_to_scale": 29.0,
         "reference": 30.0,
         **{f"{key}_{arm}": value for key, value in arms.items() for arm in ("both", "first")},
     }

@@ -102,10 +102,21 @@ def test_a_batch_without_a_result_counts_as_nothing_recovered():
 
 
 def test_unfound_samples_count_as_0_decibels():
-    pairs = SimpleNamespace(truth=torch.tensor([2]))
-    score = SimpleNamespace(pairs=pairs, psnr=torch.tensor([30.0]))
-    found = SimpleNamespace(truth=torch.zeros(3, 2), score=score)
-    assert rounds_noise.quality(found) == {"median_psnr": 0.0, "clear": 1}
+    truth = torch.tensor([[0.1, 0.5], [0.2, 0.4], [1.0, 0.5]])
+    pairs = SimpleNamespace(truth=torch.tensor([2, 1]), found=torch.tensor([0, 1]))
+    score = SimpleNamespace(pairs=pairs, psnr=torch.tensor([30.0, 10.0]))
+    result = SimpleNamespace(
+        inputs=torch.tensor([[0.5, 0.25], [0.2, 0.4]])
+    )  # one at half its scale
+    found = SimpleNamespace(
+        truth=truth,
+        score=score,
+        attacked=SimpleNamespace(result=result),
+        batch=SimpleNamespace(pixels=lambda x: x[:, None, None]),
+    )
+    quality = rounds_noise.quality(found)
+    assert (quality["median_psnr"], quality["clear"]) == (10.0, 1)
+    assert quality["up_to_scale"] > 100
     rows = [row(trial, {}, Status.FAILED) for trial in trials("rounds_noise", 1)]
     assert set(rounds_noise.decibels(rows)) == {0.0}
 
