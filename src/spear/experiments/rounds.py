@@ -16,6 +16,7 @@ from spear.experiments.common.several_rounds import (
     foreseen,
     measured,
     rounds_axis,
+    time_given,
 )
 from spear.federated import play_rounds
 from spear.report import plots
@@ -96,7 +97,7 @@ def draw(rows: Mapping[str, Rows]) -> Section:
     )
     note = (
         "*Enough* are the fewest of the rounds tried from which on every sample of every batch is "
-        f"right. A search that found nothing within {SECONDS} seconds counts as nothing recovered."
+        f"right. {time_given(SECONDS)}"
     )
     columns = "b, b/m, rounds by theory, rounds enough, Acc there, Time there (CPU)"
     plot = Plot("rounds", lambda: figure(own), caption)

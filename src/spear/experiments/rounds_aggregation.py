@@ -18,6 +18,7 @@ from spear.experiments.common.several_rounds import (
     measured,
     rounds_axis,
     sent_of,
+    time_given,
 )
 from spear.federated import play_rounds
 from spear.report import plots
@@ -112,7 +113,7 @@ def draw(rows: Mapping[str, Rows]) -> Section:
     )
     note = (
         "*Enough* are the fewest of the rounds tried from which on every sample of every client is "
-        f"right. A search that found nothing within {SECONDS} seconds counts as nothing recovered."
+        f"right. {time_given(SECONDS)}"
     )
     columns = "clients, in a round, samples, rounds enough, Acc there, Time there (CPU)"
     plot = Plot("clients", lambda: figure(own), caption)

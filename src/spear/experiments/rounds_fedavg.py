@@ -10,7 +10,7 @@ from spear.experiments.common import Case, Experiment, Plot, Section
 from spear.experiments.common.batches import private_batch
 from spear.experiments.common.experiment import Rows
 from spear.experiments.common.figures import per_point, verdicts, where
-from spear.experiments.common.several_rounds import cell, curve, measured, rounds_axis
+from spear.experiments.common.several_rounds import cell, curve, measured, rounds_axis, time_given
 from spear.federated import play_rounds, split
 from spear.report import plots
 from spear.trials import Measured
@@ -87,7 +87,7 @@ def draw(rows: Mapping[str, Rows]) -> Section:
         "at best APPROXIMATE, except where one step explains every round. What is counted is the truth."
     )
     plot = Plot("training", lambda: figure(own), caption)
-    return Section(plots=[plot], notes=[note, verdicts(own, means=False)])
+    return Section(plots=[plot], notes=[note, time_given(SECONDS), verdicts(own, means=False)])
 
 
 EXPERIMENT = Experiment(

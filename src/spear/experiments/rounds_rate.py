@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from spear.experiments.common import Experiment, Plot, Section
 from spear.experiments.common.experiment import Rows
 from spear.experiments.common.figures import metric, per_point, verdicts, where
-from spear.experiments.common.several_rounds import cell, curve, samples_right
+from spear.experiments.common.several_rounds import cell, curve, samples_right, time_given
 from spear.experiments.rounds import measure
 from spear.report import plots
 from spear.theory import rounds_needed
@@ -69,7 +69,7 @@ def draw(rows: Mapping[str, Rows]) -> Section:
         "round. Dotted: the least movement at which `theory.rounds_needed` asks for no more rounds."
     )
     plot = Plot("rates", lambda: figure(own), caption)
-    return Section(plots=[plot], notes=[verdicts(own, means=False)])
+    return Section(plots=[plot], notes=[time_given(SECONDS), verdicts(own, means=False)])
 
 
 EXPERIMENT = Experiment(

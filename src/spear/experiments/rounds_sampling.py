@@ -12,7 +12,14 @@ from spear.experiments.common import Case, Experiment, Plot, Section
 from spear.experiments.common.batches import private_batch
 from spear.experiments.common.experiment import Rows, Settings
 from spear.experiments.common.figures import per_point, verdicts, where
-from spear.experiments.common.several_rounds import cell, curve, measured, rounds_axis, sent_of
+from spear.experiments.common.several_rounds import (
+    cell,
+    curve,
+    measured,
+    rounds_axis,
+    sent_of,
+    time_given,
+)
 from spear.federated import play_rounds
 from spear.report import plots
 from spear.trials import Measured
@@ -82,7 +89,7 @@ def draw(rows: Mapping[str, Rows]) -> Section:
         f"learning rate of {LR:g}; {per_point(own)}, bars from worst to best."
     )
     plot = Plot("sampling", lambda: figure(own), caption)
-    return Section(plots=[plot], notes=[verdicts(own, means=False)])
+    return Section(plots=[plot], notes=[time_given(SECONDS), verdicts(own, means=False)])
 
 
 EXPERIMENT = Experiment(

@@ -118,3 +118,11 @@ def enough(rows: Rows) -> int | None:
             break
         last = rounds
     return last
+
+
+def time_given(seconds: float) -> str:
+    """A note on what a search could not do for lack of time."""
+    return (
+        f"A batch has {seconds:g} seconds, of which the search may take seven tenths. What it has not "
+        "found by then counts as not recovered; more time may find more."
+    )
