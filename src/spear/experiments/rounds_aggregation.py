@@ -78,7 +78,7 @@ def measure(case: Case) -> Measured:
 
 
 def figure(rows: Rows) -> Figure:
-    drawn = plots.figure(7.0, 3.1)
+    drawn = plots.figure(7.0, 3.4)
     both = drawn.subplots(1, 2, sharey=True)
     titles = "all clients in every round", "half of the clients, drawn anew each round"
     for axes, groups, title in zip(both, (FIXED, CHANGING), titles, strict=True):

@@ -29,7 +29,8 @@ CELLS = [
     for epochs in EPOCHS
     for rounds in ROUNDS
 ]
-COLOURS = dict(zip(EPOCHS, (plots.BLUE, plots.ORANGE, plots.GREEN), strict=True))
+# Colour and width: lines that coincide are seen one inside the other.
+LOOKS = dict(zip(EPOCHS, ((plots.BLUE, 5.0), (plots.ORANGE, 2.6), (plots.GREEN, 1.0)), strict=True))
 
 
 def measure(case: Case) -> Measured:
@@ -59,12 +60,13 @@ def figure(rows: Rows) -> Figure:
     drawn = plots.figure(7.0, 2.7)
     panels = drawn.subplots(1, len(MINI), sharey=True)
     for axes, mini in zip(panels, MINI, strict=True):
-        for epochs, colour in COLOURS.items():
+        for epochs, (colour, width) in LOOKS.items():
             own = where(rows, mini=mini, epochs=epochs)
             steps = epochs * B // mini
             label = f"{epochs} epoch{'s' * (epochs > 1)}, {steps} step{'s' * (steps > 1)}"
             groups = [where(own, rounds=rounds) for rounds in ROUNDS]
-            curve(axes, ROUNDS, groups, color=colour, label=label)
+            look = {"color": colour, "linewidth": width, "markersize": 3 + width}
+            curve(axes, ROUNDS, groups, **look, label=label)
         title = f"mini-batches of {mini}" if mini < B else "whole batches"
         axes.set(title=title, ylim=(-4, 104))
         rounds_axis(axes, ROUNDS)
