@@ -104,16 +104,16 @@ def figure(rows: Rows) -> Figure:
         line(left, own, "reference", color=colour, linestyle=":")
         line(right, own, "epsilon", color=colour, marker="o", label=f"z = {z:g}")
     left.axhline(CLEAR_DB, color=plots.GREY, linewidth=0.8)
-    left.annotate("recognisable above", (1, CLEAR_DB), (1, CLEAR_DB + 1), size=7, color=plots.GREY)
+    left.text(3, CLEAR_DB + 1, "recognisable above", size=7, color=plots.GREY)
     left.set(ylabel="median PSNR of all samples (dB)", title="what comes back")
     right.set(ylabel=r"$\varepsilon$ of all rounds", yscale="log")
     right.set_title(f"what the accountant says, $\\delta$ = {DELTA:g}")
     for axes in (left, right):
         rounds_axis(axes, ROUNDS)
     if rows:
-        drawn.legend(
-            *left.get_legend_handles_labels(), loc="outside lower center", ncols=len(MULTIPLIERS)
-        )
+        left.plot([], [], ":", color=plots.GREY, label="best that the noise leaves")
+        handles = left.get_legend_handles_labels()
+        drawn.legend(*handles, loc="outside lower center", ncols=3, title="noise multiplier")
     return drawn
 
 

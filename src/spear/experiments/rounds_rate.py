@@ -21,24 +21,28 @@ B, M, SECONDS = 100, 50, 60
 ROUNDS = (8, 12, 20)
 RATES = (0.001, 0.002, 0.005, 0.01, 0.03, 0.1, 0.3)
 CELLS = [cell(B, M, rounds, lr, SECONDS) for rounds in ROUNDS for lr in RATES]
-LOOKS = dict(zip(ROUNDS, ((plots.BLUE, "o"), (plots.ORANGE, "s"), (plots.GREEN, "D")), strict=True))
+# Colour, marker and width: lines that coincide are seen one inside the other.
+LOOKS = {8: (plots.BLUE, "o", 5.0), 12: (plots.ORANGE, "s", 2.6), 20: (plots.GREEN, "D", 1.0)}
 
 
 def figure(rows: Rows) -> Figure:
-    drawn = plots.figure(7.0, 2.9)
+    drawn = plots.figure(7.0, 3.1)
     left, right = drawn.subplots(1, 2, sharey=True)
-    for rounds, (colour, marker) in LOOKS.items():
+    for rounds, (colour, marker, width) in LOOKS.items():
         own = where(rows, rounds=rounds)
         groups = [where(own, lr=lr) for lr in RATES]
         look = {"color": colour, "marker": marker}
-        curve(left, RATES, groups, **look, label=f"{rounds} rounds")
+        size = {"linewidth": width, "markersize": 3 + width}
+        curve(left, RATES, groups, **look, **size, label=f"{rounds} rounds")
         moved(right, own, rounds, **look)
     left.set(xscale="log", xlabel="learning rate", ylabel="samples recovered (%)", ylim=(-4, 104))
-    right.set(xscale="log", xlabel="movement of preactivations in a round, of their size")
+    right.set(xscale="log", xlabel="movement in a round, of the preactivations' size")
     left.set_title(f"{B} samples through {M} neurons")
-    right.set_title("the same batches, by how far the weights moved")
+    right.set_title("the same batches, by movement of the weights")
     if rows:
-        left.legend(loc="lower right")
+        left.plot([], [], ":", color=plots.GREY, label="least movement, by theory (right)")
+        handles = left.get_legend_handles_labels()
+        drawn.legend(*handles, loc="outside lower center", ncols=len(ROUNDS) + 1)
     return drawn
 
 
