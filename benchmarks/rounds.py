@@ -3,10 +3,10 @@
     SPEAR_DATA=... OMP_NUM_THREADS=1 python benchmarks/rounds.py ROWS.jsonl [--only NAME] [--seeds 5]
     python benchmarks/rounds.py ROWS.jsonl --draw
 
-One client, or several whose updates are summed, sends FedSGD updates of the same data round after
-round; the model moves by them. Real images, a fresh draw and a fresh model for every seed. A batch is
-exact if the outcome is EXACT and every sample is right to 60 dB; what is called EXACT or certified and
-is not, is counted apart. Rows that are there already are not measured again.
+One client, or several of whom the server sees the mean, sends FedSGD updates of the same data round
+after round; the model moves by them. Real images, a fresh draw and a fresh model for every seed. A
+batch is exact if the outcome is EXACT and every sample is right to 60 dB; what is called EXACT or
+certified and is not, is counted apart. Rows that are there already are not measured again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from torch import Tensor, nn
 import spear
 from spear import data
 from spear.factors import Factors, factorise
-from spear.federated import fedsgd, mlp, output_gradient
+from spear.federated import mlp, output_gradient, play_rounds
 from spear.metrics import EXACT_DB, assign
 from spear.search.kernels import scale, smallest_singular
+from spear.update import Protocol
 
 Row = dict[str, Any]
 MAX_SECONDS = 900.0
@@ -47,7 +48,7 @@ class Setting:
     lr: float = 0.1
     data: str = "cifar10"
     depth: int = 3
-    clients: int = 1  # each with b / clients of the samples, summed
+    clients: int = 1  # each with b / clients of the samples, seen as their mean
     sigma: float = 0.0  # of noise in every entry of an update
     raw: bool = False  # pixels in [0, 1]
     seeds: int = 10
@@ -92,20 +93,15 @@ class Client:
         x, y = loaded.batch(order[: setting.b].tolist(), normalise=not setting.raw)
         x, classes = x.flatten(1), 200 if setting.data == "tiny_imagenet" else 10
         model = mlp(x.shape[1], classes, width=setting.m, depth=setting.depth, seed=seed)
-        noise = torch.Generator().manual_seed(seed + 1)
-        rounds = []
-        for _ in range(setting.rounds):
-            parts = zip(x.chunk(setting.clients), y.chunk(setting.clients), strict=True)
-            updates = [fedsgd(model, *part) for part in parts]
-            summed = {name: torch.stack([u[name] for u in updates]).sum(0) for name in updates[0]}
-            sent = {
-                name: g + setting.sigma * torch.randn(g.shape, generator=noise)
-                for name, g in summed.items()
-            }
-            rounds.append((copy.deepcopy(model), sent))
-            with torch.no_grad():
-                for name, weights in model.named_parameters():
-                    weights.sub_(setting.lr / setting.clients * sent[name])
+        clients = list(zip(x.chunk(setting.clients), y.chunk(setting.clients), strict=True))
+        played = play_rounds(
+            model,
+            [clients] * setting.rounds,
+            Protocol(sigma=setting.sigma or None),
+            server_lr=setting.lr,
+            generator=torch.Generator().manual_seed(seed + 1),
+        )
+        rounds = [(copy.deepcopy(moved), sent.update) for moved, sent in played]
         return Client(setting, x, y, rounds)
 
     def views(self) -> Iterator[spear.LayerUpdate]:
@@ -170,8 +166,7 @@ def measure(setting: Setting, seed: int) -> Row:
 def _least_squares(client: Client) -> Tensor:
     """The inputs (b, n) that all rounds give if dL/dZ is known."""
     G = torch.cat([update["0.weight"] for _, update in client.rounds]).double()
-    D = client.D.double() * client.setting.clients
-    solution: Tensor = torch.linalg.lstsq(D, G).solution
+    solution: Tensor = torch.linalg.lstsq(client.D.double(), G).solution
     return solution
 
 

@@ -32,7 +32,11 @@ from support.planted import plant
 
 pytest.importorskip("matplotlib", reason="needs the plots extra")
 
-FIGURES = ("failure", "failure_validation", "batch_size", "architecture", "two_stages", "training")
+FIGURES = (
+    *("failure", "failure_validation", "batch_size", "architecture", "two_stages", "training"),
+    *("rounds", "rounds_rate", "rounds_aggregation", "rounds_fedavg", "rounds_noise"),
+    "rounds_sampling",
+)
 
 
 def measured(trial):
@@ -52,6 +56,12 @@ def measured(trial):
         "looked_at": 10,
         "failures_looked_at": 1,
         "disagreements": 0,
+        "recovered": b,
+        "movement": 0.1,
+        "epsilon": 8.0,
+        "median_psnr": 25.0,
+        "up_to_scale": 29.0,
+        "reference": 30.0,
         **{f"{key}_{arm}": value for key, value in arms.items() for arm in ("both", "first")},
     }
 

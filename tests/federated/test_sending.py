@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from spear.errors import InvalidOption
-from spear.federated import send
+from spear.federated import fedsgd, play_rounds, send
 from spear.update import Protocol
 from support.planted import small_batch
 
@@ -94,3 +94,25 @@ def test_unknown_optimisers_are_told():
     model, x, y = small_batch()
     with pytest.raises(InvalidOption, match=r"one of torch\.optim, got 'lion'"):
         sent(Protocol(sends="weights", lr=0.1, optimizer="lion"), model, x, y)
+
+
+def test_rounds_go_on_from_the_mean_of_those_seen_and_those_apart():
+    model, x, y = small_batch()
+    before = copy.deepcopy(model.state_dict())
+    halves = [(x[:3], y[:3]), (x[3:6], y[3:6])]
+    third, options = (x[-2:], y[-2:]), {"loss": nn.functional.cross_entropy}
+    generator = torch.Generator()
+    played = play_rounds(
+        *(model, [halves, halves[:1]], Protocol()),
+        **{"server_lr": 0.5, "others": [third], "generator": generator},
+    )
+    _, first = next(played)
+    moved, second = next(played)
+    one, two, apart = (fedsgd(model, *batch) for batch in (*halves, third))
+    for name, p in moved.named_parameters():
+        mean = (one[name] + two[name] + apart[name]) / 3
+        assert torch.allclose(first.update[name], (one[name] + two[name]) / 2, atol=1e-7)
+        assert torch.allclose(p, before[name] - 0.5 * mean, atol=1e-6)
+        assert torch.equal(model.get_parameter(name), before[name])
+    alone = send(moved, halves[:1], Protocol(), generator=generator, **options)
+    assert all(torch.equal(second.update[name], g) for name, g in alone.update.items())

@@ -8,7 +8,7 @@ from spear.federated.client import fedavg, fedsgd, fitting_loss, train
 from spear.federated.models import Vgg16, mlp
 from spear.federated.privacy import Noise, Privacy, epsilon, noise_of, resolved
 from spear.federated.reference import clipping_factors, least_squares, output_gradient
-from spear.federated.sending import Batch, Sent, send, split
+from spear.federated.sending import Batch, Sent, play_rounds, send, split
 
 __all__ = [
     "Batch",
@@ -26,6 +26,7 @@ __all__ = [
     "mlp",
     "noise_of",
     "output_gradient",
+    "play_rounds",
     "resolved",
     "send",
     "split",

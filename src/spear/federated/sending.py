@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
 
 import torch
@@ -80,6 +80,46 @@ def send(
     clients = [_client(model, batch, protocol, loss, generator) for batch in batches]
     update = defences.secure_aggregation([update for update, _ in clients])
     return Sent(protocol, update, clients[0][1])
+
+
+def play_rounds(
+    model: nn.Module,
+    cohorts: Iterable[Sequence[Batch]],
+    protocol: Protocol,
+    *,
+    server_lr: float,
+    others: Sequence[Batch] = (),
+    loss: Loss = nn.functional.cross_entropy,
+    generator: torch.Generator,
+) -> Iterator[tuple[nn.Module, Sent]]:
+    """What the server gets in each round, beside the weights it sent out; then the model moves on.
+
+    Args:
+        model: of the first round; it is not changed.
+        cohorts: the clients of each round, seen only as their mean.
+        protocol: as in `send`.
+        server_lr: learning rate between rounds of gradients.
+        others: clients seen apart. They take part in every round and move the model, too.
+        loss: as in `send`.
+        generator: for noise and shuffling.
+
+    Yields:
+        the model of the round, which changes when the next round is asked for, and what was sent.
+
+    >>> net, generator = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), torch.Generator()
+    >>> batch = (torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1]))
+    >>> played = play_rounds(net, [[batch]] * 3, Protocol(), server_lr=0.1, generator=generator)
+    >>> [sent.view(model).layer for model, sent in played]
+    ['0', '0', '0']
+    """
+    model = copy.deepcopy(model)
+    for batches in cohorts:
+        sent = send(model, batches, protocol, loss=loss, generator=generator)
+        yield model, sent
+        apart = [send(model, [one], protocol, loss=loss, generator=generator) for one in others]
+        weighed = [*[sent.update] * len(batches), *(other.update for other in apart)]
+        moved = defences.secure_aggregation(weighed) if others else sent.update
+        replace(sent, update=moved).apply(model, server_lr)
 
 
 def _client(

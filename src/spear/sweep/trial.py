@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spear.factors import combine
-from spear.federated import Batch as ClientBatch
-from spear.federated import send, split
+from spear.federated import play_rounds, split
 from spear.metrics import EXACT_DB, psnr
 from spear.search import Progress
 from spear.sweep.setting import Setting
 from spear.sweep.subject import Fitted, Subject
 from spear.trials import Batch, Compared, attack, compare
-from spear.update import LayerUpdate
 
 # From here on a picture counts as recognisable: its error is a tenth of the range from black to white,
 # as at the noise sigma = 1e-4 of the paper, whose pictures are still recognisable.
@@ -47,14 +44,15 @@ def attacked(
     data, chosen = fitted.data, fitted.draw(setting.total, seed)
     x, y = fitted.inputs[chosen], fitted.targets[chosen]
     generator = torch.Generator().manual_seed(seed)
-    views = _views(
+    played = play_rounds(
         model,
-        split(x, y, setting),
+        [split(x, y, setting)] * setting.rounds,
         setting,
         server_lr=subject.server_lr,
         loss=fitted.loss,
         generator=generator,
     )
+    views = (sent.view(moved) for moved, sent in played)
     found = attack(
         next(views) if setting.rounds == 1 else combine(views),
         None,  # each view has the model of its round
@@ -71,22 +69,6 @@ def attacked(
     return compare(
         batch, found, truth, unit=None if pictures else _usual_spread(fitted, model, view.layer)
     )
-
-
-def _views(
-    model: nn.Module,
-    batches: Sequence[ClientBatch],
-    setting: Setting,
-    *,
-    server_lr: float,
-    **sending: Any,
-) -> Iterator[LayerUpdate]:
-    """What the server sees in each round; what it gets moves the model on to the next."""
-    model = copy.deepcopy(model)
-    for _ in range(setting.rounds):
-        sent = send(model, batches, setting, **sending)
-        yield sent.view(model)
-        sent.apply(model, server_lr)
 
 
 def metrics(compared: Compared) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spear.federated import fedsgd
+from spear.federated import fedsgd, play_rounds
 from spear.inversion import Inversion, Outcome, invert
 from spear.metrics import EXACT_DB, Assignment, ImageScore, Lpips, NotMeasured, score_images
 from spear.report import Finding, ImageFormat, Truth
 from spear.search import Finder, Progress
 from spear.trials.trial import Measured
-from spear.update import LayerUpdate, observe
+from spear.update import LayerUpdate, Protocol, observe
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +36,14 @@ class Batch:
 
     def views(self, rounds: int, lr: float) -> Iterator[LayerUpdate]:
         """The same in each of several rounds; in between, the server takes a step of SGD with it."""
-        model = copy.deepcopy(self.model)
-        for _ in range(rounds):
-            gradients = fedsgd(model, self.inputs, self.labels)
-            yield observe(model, gradients)
-            with torch.no_grad():
-                for name, gradient in gradients.items():
-                    model.get_parameter(name).sub_(gradient, alpha=lr)
+        played = play_rounds(
+            self.model,
+            [[(self.inputs, self.labels)]] * rounds,
+            Protocol(),
+            server_lr=lr,
+            generator=torch.Generator(),  # nothing is drawn
+        )
+        return (sent.view(model) for model, sent in played)
 
     def pixels(self, inputs: Tensor) -> Tensor:
         """Inputs (k, n) as images (k, C, H, W) in [0, 1], float64, not clipped."""

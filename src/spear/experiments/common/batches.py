@@ -79,7 +79,7 @@ def private_batch(
     """Images and a network's weights, drawn by the case's seed.
 
     Args:
-        case: with the settings `data`, `b` and `m`.
+        case: with the settings `data`, `b` and `m`, and `depth` if it is not the paper's.
         data: instead of the setting.
         among: (k,) images to draw from; all unless given.
         model: instead of the paper's network.
@@ -94,7 +94,8 @@ def private_batch(
     order = torch.randperm(len(pool), generator=case.generator())
     x, y = source.batch(pool[order[:b]].tolist())
     if model is None:
-        model = mlp(x.shape[1], source.classes, width=case["m"], depth=DEPTH, seed=case.seed)
+        depth = case.settings.get("depth", DEPTH)
+        model = mlp(x.shape[1], source.classes, width=case["m"], depth=depth, seed=case.seed)
     # In float32, as they were applied to the inputs.
     mean, std = (tuple(torch.tensor(part).tolist()) for part in (source.mean, source.std))
     return Batch(x, y, model, ImageFormat(source.shape, mean, std))

@@ -16,6 +16,8 @@ ORDER = (
     *("dpsgd", "fedavg_epochs", "fedavg_rates", "teaser", "overview", "failure"),
     *("failure_validation", "batch_size", "architecture", "two_stages", "training"),
     *("full_batch", "percentiles", "failed_batch", "frontier"),
+    *("rounds", "rounds_rate", "rounds_aggregation", "rounds_fedavg", "rounds_noise"),
+    "rounds_sampling",
 )
 
 

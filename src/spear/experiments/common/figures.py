@@ -130,8 +130,11 @@ def _without(values: Sequence[float], rows: Sequence[Row]) -> str:
     )
 
 
-def verdicts(rows: Iterable[Row]) -> str:
-    """A note on what the attack claimed, over all rows with a claim, and how often wrongly."""
+def verdicts(rows: Iterable[Row], *, means: bool = True) -> str:
+    """A note on what the attack claimed, over all rows with a claim, and how often wrongly.
+
+    `means` says that means over the samples that came back are shown beside it.
+    """
     judged = [row for row in rows if "certified_wrong" in row.metrics]
     outcomes = Counter(row.outcome for row in judged)
     told = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.most_common())
@@ -139,7 +142,7 @@ def verdicts(rows: Iterable[Row]) -> str:
     wrong = sum(int(row.metrics["certified_wrong"]) for row in judged)
     return (
         f"Verdicts of SPEAR, given without the truth: {told or 'none yet'}. {false} false EXACT, "
-        f"{wrong} certified wrong in {len(judged):,} rows.{_incomplete(judged)}"
+        f"{wrong} certified wrong in {len(judged):,} rows.{_incomplete(judged) if means else ''}"
     )
 
 
