@@ -11,6 +11,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,12 +20,13 @@ EXTRAS = {"run": "cli,plots", "dev": "dev"}
 FITS = ("Linux", "x86_64", (3, 11), "CPython")
 
 
-def pip(*arguments: str) -> None:
-    """Run pip quietly; its refusal ends the install."""
+def pip(*arguments: list[str]) -> None:
+    """Run pip quietly, once for each list of arguments, side by side; a refusal ends the install."""
     command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     if not sys.dont_write_bytecode:
         command.append("--no-compile")  # a minute less: Python compiles what is imported, as it is
-    code = subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode
+    running = [subprocess.Popen([*command, *each], cwd=ROOT) for each in arguments]
+    code = max(process.wait() for process in running)
     if code:
         sys.exit(code)
 
@@ -50,9 +52,15 @@ def torch_lock() -> str:
 
 def locked(lock: str) -> None:
     """The dependencies, only those that the locks name and whose hash is right; then the project."""
-    files = [f"--requirement={LOCKS / name}.lock" for name in (lock, torch_lock())]
-    pip("--require-hashes", "--no-deps", *files)  # a lock is complete: nothing is looked up
-    pip("--no-index", "--no-deps", "--no-build-isolation", "-e", ".")
+    text = "".join((LOCKS / f"{name}.lock").read_text("utf-8") for name in (torch_lock(), lock))
+    options, *packages = re.split(r"^(?=\w)", text, flags=re.MULTILINE)
+    with tempfile.TemporaryDirectory() as folder:
+        halves = [Path(folder, f"{half}.lock") for half in range(2)]
+        for half, path in enumerate(halves):
+            path.write_text(options + "".join(packages[half::2]), "utf-8")
+        # A lock is complete, so nothing is looked up, and pip can do one half beside the other.
+        pip(*(["--require-hashes", "--no-deps", f"--requirement={path}"] for path in halves))
+    pip(["--no-index", "--no-deps", "--no-build-isolation", "-e", "."])
 
 
 def main() -> None:
@@ -67,7 +75,7 @@ def main() -> None:
     else:
         here = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
         print(f"no lock for {here}: versions as in constraints.txt, hashes not checked", flush=True)
-        pip("-c", "constraints.txt", "-e", f".[{EXTRAS[lock]}]")
+        pip(["-c", "constraints.txt", "-e", f".[{EXTRAS[lock]}]"])
 
 
 if __name__ == "__main__":
