@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import spear
 import spear.judge.selection
+from spear import Outcome, Protocol
 from spear.factors import Side, factorise
-from spear.federated import fedavg
+from spear.federated import fedavg, mlp, play_rounds
 from spear.judge.selection import _Matching, _white, rows_below_noise, select
 from spear.search.directions import Directions
 from spear.search.kernels import scale, sparsest_independent, unit
@@ -394,3 +395,14 @@ def test_inputs_that_are_too_few_or_without_a_scale_are_no_choice():
     without = dataclasses.replace(factors)
     without.__dict__["bias_coordinates"] = torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=torch.float64)
     assert select(without, pool_of(without, axis, zeros, without.inputs), Watch()) is None
+
+
+def test_rounds_in_which_a_sample_was_absent_say_nothing_for_it():
+    """New data in every round: mixes of a round's own samples vanish in all other rounds."""
+    generator = torch.Generator().manual_seed(0)
+    model = mlp(60, 5, width=10, depth=2, seed=0)
+    cohorts = [[(torch.randn(5, 60, generator=generator), torch.arange(5))] for _ in range(3)]
+    played = play_rounds(model, cohorts, Protocol(), server_lr=0.1, generator=generator)
+    result = spear.invert(spear.combine([sent.view(weights) for weights, sent in played]))
+    assert result.outcome is Outcome.INCONCLUSIVE
+    assert not len(result.inputs)

@@ -125,9 +125,11 @@ class _Matching:
         self.dropout = factors.view.dropout > 0
         if self.dropout:  # a zero says nothing: its neuron may be on and dropped
             self.off = torch.zeros_like(self.off)
+        self.rows = torch.full((count,), len(live), device=live.device)  # in which it took part
         for each in factors.view.rounds.each if factors.view.rounds is not None else ():
             silent = silent_in(pool.zeros, live, each.rows)
             self.off[each.rows] &= ~silent  # a sample that was absent may be on
+            self.rows -= silent * len(live[each.rows])
 
     def contradictions(
         self, F: Tensor, t: Tensor, reach: Tensor, off: Tensor, on: Tensor, *, dim: int = -2
@@ -234,7 +236,7 @@ class _Matching:
         silent = off & (state.F / state.t + self.bias > 0).all(0)
         wrong = wrong - rows_below_noise(picked, torch.minimum(silent.sum(0), wrong))
         stray = self.contradictions(state.F, state.t, reach, torch.zeros_like(off), on)
-        signs = int(on.sum()) if self.dropout else self.factors.m * len(chosen)
+        signs = int(on.sum() if self.dropout else self.rows[chosen].sum())
         match = 1 - int(wrong.sum()) / max(signs, 1)
         return Selection(
             picked,
