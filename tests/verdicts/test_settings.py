@@ -7,7 +7,8 @@ from torch import nn
 import spear
 from spear import Cause, NoAttackableLayer, Outcome, Proof
 from spear.factors import factorise
-from spear.federated import fedsgd, train
+from spear.federated import fedsgd, output_gradient, train
+from spear.judge.rivals import UNSEEN
 from spear.metrics import score
 from spear.search.output_layer import farthest
 from support.planted import bare, gaussian, module, real_batch, small_batch, weighed
@@ -92,7 +93,16 @@ def test_late_in_training_nothing_wrong_is_certified(seed, first, trained_on_mni
     found = score(images.to_pixels(result.inputs), images.to_pixels(x))
     certified = result.certified[: len(found.psnr)]
     assert bool((found.psnr[certified] > 60).all())
-    assert result.outcome is not Outcome.EXACT or found.exact
+    if (
+        result.outcome is Outcome.EXACT
+    ):  # of those that show: others drown in the loudest's rounding
+        length = output_gradient(late, x, y, layer="0").norm(dim=0) * x.norm(dim=1)
+        drowned = length < torch.finfo(x.dtype).eps * length.max()
+        assert set(range(10)) - set(found.truth.tolist()) <= set(
+            drowned.nonzero().flatten().tolist()
+        )
+        assert bool((found.psnr > 60).all())
+        assert found.exact or UNSEEN in result.assumptions
 
 
 def test_vanished_samples_are_reported():

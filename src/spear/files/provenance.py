@@ -33,10 +33,20 @@ def commit() -> str | None:
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
+    git = [
+        "git",
+        "--no-optional-locks",
+        "-C",
+        str(root),
+    ]  # reads only; `describe --dirty` would lock
     try:
-        words = ["git", "--no-optional-locks", "-C", str(root)]  # read only
-        words += ["describe", "--always", "--abbrev=7", "--dirty=+"]
-        told = subprocess.run(words, capture_output=True, text=True, check=True)  # noqa: S603
+        head, changed = (
+            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout  # noqa: S603
+            for words in (
+                ["rev-parse", "--short=7", "HEAD"],
+                ["status", "--porcelain", "--untracked-files=no"],
+            )
+        )
     except (OSError, subprocess.CalledProcessError):  # no git here, or not our checkout
         return None
-    return told.stdout.strip()
+    return head.strip() + "+" * bool(changed)
