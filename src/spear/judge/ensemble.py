@@ -94,7 +94,8 @@ class Comparison:
     def _whitened(self, rows: Tensor) -> Tensor:
         """Rows (r, groups) in units of the covariance."""
         factor = torch.linalg.cholesky(self.covariance)
-        return torch.linalg.solve_triangular(factor, rows.T, upper=False).T
+        white: Tensor = torch.linalg.solve_triangular(factor, rows.T, upper=False).T
+        return white
 
 
 def compare(groups: Sequence[Sequence[Part]]) -> Comparison:
@@ -106,9 +107,10 @@ def compare(groups: Sequence[Sequence[Part]]) -> Comparison:
         trust = trust / trust.sum()
         weights.append(trust @ each)
         slopes.append(trust @ torch.stack([part.slopes() for part in parts]))
-    others, own = torch.stack(weights, 1).split([len(weights[0]) - 1, 1])  # (..., groups)
-    covariance = torch.cov(others.T) * (1 + 1 / len(others))
+    *others, own = torch.stack(
+        weights, 1
+    )  # (groups,) each: of simulated clients, and of the client
+    alike = torch.stack(others)
+    covariance = torch.cov(alike.T).reshape(len(groups), -1) * (1 + 1 / len(others))
     rounding = TRAINING_CLOSELY**2 * torch.eye(len(groups)).to(own)
-    return Comparison(
-        (own - others.mean(0))[0], covariance.view_as(rounding) + rounding, torch.stack(slopes, 1)
-    )
+    return Comparison(own - alike.mean(0), covariance + rounding, torch.stack(slopes, 1))

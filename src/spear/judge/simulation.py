@@ -221,12 +221,10 @@ class _Clients:
     def _parts(self, clients: _Updates, steps: list[Tensor]) -> list[Part]:
         """The column of every sample, and every parameter of later layers."""
         sent = [*self.training.sent.T, *(self.others[name].flatten() for name in self.behind)]
-        some = [step[-len(step) // 8 :] for step in steps]
+        some = [step[-(len(step) // 8) :] for step in steps]  # the last clients
         rivals = [self._rival(some, faster).parts for faster in self._rivals()]
-        return [
-            Part(*each, torch.stack(theirs))
-            for *each, theirs in zip(clients.parts, sent, zip(*rivals, strict=True), strict=True)
-        ]
+        theirs = [torch.stack(each) for each in zip(*rivals, strict=True)]
+        return [Part(*each) for each in zip(clients.parts, sent, theirs, strict=True)]
 
     def _rivals(self) -> list[list[str]]:
         """Parameters that may have moved faster than others, so that inputs have another scale."""
