@@ -18,6 +18,7 @@ from spear.judge.side_by_side import AS_TOLD, Parameters, SideBySide
 from spear.judge.training import (
     LocalModel,
     LocalTraining,
+    Run,
     column_errors,
     knows_order,
     relative_error,
@@ -41,6 +42,8 @@ _DEVIATIONS_PER_MEDIAN = 1.48  # standard deviations of Gaussian numbers in a me
 # Scales that are tried where the order is known, in units of what is claimed: if the right one were
 # off by more than claimed, it would be nearer to one of these. Of far ones the weights of samples tell.
 _SCALES_TRIED = (2, 3, 4, 6, 8, 20, 40)
+_UNSPOILED = 0.1  # of all entries: those that no neuron on its other side has reached
+_SMALL_ENTRY = 1e-3  # of a column's largest: below it, an entry says little, or is zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,29 +124,37 @@ def _in_one_order(training: LocalTraining, claimed: float) -> Simulated:
         run.highest,
         _ORDER_MARGIN * float(off.square().mean().sqrt()) * run.range,
         training.replay.label_dimensions,
-        *_best_scale(training, claimed, labels, batches, off),
+        *_best_scale(training, claimed, labels, batches),
         distance=0.0,
         ordered=True,
     )
 
 
 def _best_scale(
-    training: LocalTraining, claimed: float, labels: Tensor, batches: list[Tensor], off: Tensor
+    training: LocalTraining, claimed: float, labels: Tensor, batches: list[Tensor]
 ) -> tuple[float, float]:
     """The first scale of inputs that is off by more than claimed and fits nearly as well, or 1.
 
-    A neuron that rounding put on its other side spoils some samples, a wrong scale all of them: the
-    median tells. After many steps one such neuron is followed by others, columns differ by a few
-    per cent, and a slope is mostly noise. But at a scale that is off, far more neurons change sides
-    than at the right one: the dip there is narrow and deep.
+    A neuron that rounding put on its other side is followed by others after many steps, and columns
+    differ by a few per cent. Some entries stay as they are. A wrong scale changes every entry, and far
+    more neurons change sides: the dip at the right one is narrow and deep in the entries that fit best.
     """
-    limit = TRAINING_OTHER_SCALE * float(off.median())
+    limit = TRAINING_OTHER_SCALE * _unspoiled_error(
+        training.in_order(labels, batches), training.sent
+    )
     for far in _SCALES_TRIED:
         for scale in (1 + far * claimed, 1 / (1 + far * claimed)):
-            there = column_errors(training.in_order(labels, batches, scale).columns, training.sent)
-            if not float(there.median()) > limit:
+            there = training.in_order(labels, batches, scale)
+            if not _unspoiled_error(there, training.sent) > limit:
                 return scale, math.inf
     return 1.0, claimed
+
+
+def _unspoiled_error(run: Run, sent: Tensor) -> float:
+    """Relative error up to which the best tenth of all entries fits."""
+    on = sent.abs() > _SMALL_ENTRY * sent.abs().amax(0)
+    errors = ((run.columns - sent).abs() / sent.abs())[on]
+    return float(errors.kthvalue(1 + int(_UNSPOILED * (len(errors) - 1))).values)
 
 
 def _deviation(values: Tensor) -> float:
