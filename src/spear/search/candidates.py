@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from spear.factors import Side
+from spear.search.deadline import Deadline
 from spear.search.directions import Directions
-from spear.search.kernels import redundancy, redundant, round_to_kernel, unit, zero_margin
-from spear.search.parallel import piece_length, worth_distributing
+from spear.search.kernels import (
+    Rounded,
+    redundancy,
+    redundant,
+    round_all,
+    round_to_kernel,
+    unit,
+    zero_margin,
+)
+from spear.search.parallel import piece_length
 from spear.search.watch import Watch
 
 _RESERVE = 4  # directions kept in reserve, per sample
@@ -78,33 +86,17 @@ class CandidatePool:
         new = _DistinctDirections(self.side)
         candidates = unit(candidates)
         candidates = candidates[~self._overdetermined.holds(candidates)]
-        ahead, index = self._ahead(candidates), torch.arange(len(candidates))
-        while len(candidates) and not self.watch.expired:
-            same, i = candidates[:1], int(index[0])
-            found = ahead[i] if i in ahead else _round(self.side, same)[0]
-            if found is not None:
-                if not bool(self._overdetermined.holds(found.white).any()):
-                    new.add(found.q, found.zeros, found.white, found.redundancy)
-                same = torch.cat([same, found.white])
-            other = ~_parallel(candidates, same)
-            candidates, index = candidates[other], index[other.cpu()]
-        return _directions(self.side, [new])
-
-    def _ahead(self, candidates: Tensor) -> dict[int, _Rounded | None]:
-        """What workers make of the candidates (k, b) that will likely be asked for, by index.
-
-        One after the other, a candidate is skipped once another has led to it. Workers cannot wait for
-        that, so a few are rounded in vain.
-        """
+        candidates = candidates[_representatives(candidates)]
         rows, b = self.side.white.shape
-        work = (rows / 2) ** 2 * b * len(candidates)
-        if not (worth_distributing(work) and self.watch.parallel.has_workers and len(candidates)):
-            return {}
-        chosen = _representatives(candidates)
-        step = piece_length(len(chosen), work)
-        pieces = [(some,) for some in torch.split(candidates[chosen], step)]
-        done = self.watch.map(_round, (self.side,), pieces)
-        return dict(zip(chosen, itertools.chain.from_iterable(done), strict=False))
+        work = rows * b**2 * len(candidates)
+        step = piece_length(len(candidates), work)
+        pieces = [(some,) for some in torch.split(candidates, step)] if len(candidates) else []
+        shared = self.side, self.watch.deadline
+        done = self.watch.map(_round, shared, pieces, multiplications=work)
+        for found in itertools.chain.from_iterable(done):
+            if found is not None and not bool(self._overdetermined.holds(found.white).any()):
+                new.add(found.q, found.zeros, found.white, found.redundancy)
+        return _directions(self.side, [new])
 
     def keep(self, directions: Directions, accepted: Tensor) -> bool:
         """Take in rounded directions, those accepted (c,) as samples; is there a new one?"""
@@ -186,28 +178,8 @@ class CandidatePool:
         return white
 
 
-@dataclass(frozen=True, eq=False)
-class _Rounded:
-    """A direction rounded to the kernel of all its zeros."""
-
-    q: Tensor  # (b,)
-    zeros: Tensor  # (rows,) bool
-    white: Tensor  # (1, b), of unit length
-    redundancy: int
-
-
-def _round(side: Side, candidates: Tensor) -> list[_Rounded | None]:
-    """Each of the white candidates (k, b), rounded; None where it is no direction."""
-    results: list[_Rounded | None] = []
-    for candidate in candidates:
-        found = round_to_kernel(side, candidate / side.scales)
-        if found is None:
-            results.append(None)
-            continue
-        q, zeros = found
-        white = unit((q * side.scales)[None])
-        results.append(_Rounded(q, zeros, white, redundancy(side, white[0], zeros)))
-    return results
+def _round(side: Side, deadline: Deadline, candidates: Tensor) -> list[Rounded | None]:
+    return round_all(side, candidates, deadline)
 
 
 def _representatives(vectors: Tensor) -> list[int]:

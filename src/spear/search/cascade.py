@@ -61,6 +61,7 @@ from spear.search.starts import (
     SHARP_RIDGE,
     guess_from_rows,
     guess_from_signs,
+    kernels_near,
     refine_to_kernel,
     search_from_starts,
 )
@@ -88,7 +89,22 @@ _SIGN_GUESSES = 128  # random ones: as many as the fewest starts
 # Share of rows whose sign a regression on the zeros gets right: 0.8 and more for samples, up to 0.64
 # for differences of two (64 to 256 images of MNIST and CIFAR-10).
 _PLAIN_AGREEMENT = 0.72
+# Starts of a usual round per sample that it finds: nearly all end near one, several near the same.
+_STARTS_PER_HIT = 4
+_MOST_STARTS = 8  # times as many as in the first round
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
+
+
+@dataclass(frozen=True)
+class _Effort:
+    """What a round is given, after what the last ones found."""
+
+    idle: int  # rounds since the last that left fewer missing
+    more: float  # times the usual starts
+    slow: bool
+    """Did the last round find few in spite of many starts? Then starts take more steps, and hold c less
+    near q: in a batch of a quarter of the neurons the cosine of the two is 0.5, and three times as many
+    starts end near a sample."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +112,15 @@ class CascadeFinder:
     """The joint search for zeros and signs.
 
     Args:
-        starts: per missing sample and round; at least 128 altogether.
+        starts: per missing sample in the first round, at least 128 altogether. Later rounds take as many
+            as the hits of the last one call for, up to eight times as many.
         steps: of the search in a round; twice as many once rounds find nothing.
         patience: rounds without a new direction before it turns to the paper's sampling, of rows that
             are likely off for the missing samples.
         max_samples: submatrices that may then be sampled; 0 gives up instead.
     """
 
-    starts: int = 8
+    starts: int = 1
     steps: int = 80
     patience: int = 6
     max_samples: int = 50_000
@@ -197,7 +214,7 @@ class CascadeFinder:
         blocks = blocks_of(0)
         whole = dual_problem(factors, None if blocks is None else blocks.change)
         missing, idle, slow = whole, 0, False
-        fewest = b
+        fewest, more = b, 1.0  # times the usual starts
 
         def what_is_left() -> DualProblem:
             if path is None:
@@ -214,9 +231,8 @@ class CascadeFinder:
                     pool, finer, missing, idle=idle, generator=generator, watch=watch
                 )
             elif idle < self.patience:
-                grown = self._round(
-                    pool, balance(missing), idle, slow=slow, generator=generator, watch=watch
-                )
+                effort = _Effort(idle, more, slow)
+                grown = self._round(pool, balance(missing), effort, generator, watch)
             elif idle == self.patience and not whole.dropout and _span_cluster(pool, whole, watch):
                 yield pool.snapshot()
                 return
@@ -240,24 +256,29 @@ class CascadeFinder:
                     missing = what_is_left()
                 idle = 0 if missing.missing < fewest else idle
                 fewest = min(fewest, missing.missing)
-            slow = left - missing.missing < _SLOW * left and not slow
+            found = left - missing.missing
+            slow = found < _SLOW * left and more == _MOST_STARTS and not slow
+            more = self._more_starts(left, found, more)
+
+    def _starts(self, missing: int, more: float) -> int:
+        return max(128, math.ceil(self.starts * missing * more))
+
+    def _more_starts(self, missing: int, found: int, more: float) -> float:
+        """How many times as many starts the next round takes, after one that found so many."""
+        per_hit = self._starts(missing, more) / max(found, 1)
+        return min(max(1.0, per_hit / _STARTS_PER_HIT), _MOST_STARTS)
 
     def _round(
         self,
         pool: CandidatePool,
         residual: BalancedProblem,
-        idle: int,
-        *,
-        slow: bool,
+        effort: _Effort,
         generator: torch.Generator,
         watch: Watch,
     ) -> bool:
-        """One round of the cascade; is there a new direction? More starts if the last had none.
-
-        If it had few, starts take more steps, and hold c less near q: in a batch of a quarter of the
-        neurons the cosine of the two is 0.5, and three times as many starts end near a sample.
-        """
+        """One round of the cascade; is there a new direction?"""
         watch.count("rounds")
+        idle, slow = effort.idle, effort.slow
         kind = (idle + (residual.missing <= _FEW_MISSING)) % 3
         with watch.stage("seek"):
             if kind == 1:
@@ -265,16 +286,17 @@ class CascadeFinder:
             elif kind == 2:
                 guesses = guess_from_signs(residual, _SIGN_GUESSES, generator)
             else:
-                starts = max(128, self.starts * residual.missing) << min(idle // 2, 3)
+                starts = self._starts(residual.missing, effort.more) << min(idle // 2, 3)
                 steps = self.steps << max(min(idle // 2, 1), slow)
                 ridge = SHARP_RIDGE if slow else RIDGE
                 guesses = search_from_starts(residual, starts, steps, generator, watch, ridge=ridge)
                 watch.count("starts", starts)
         with watch.stage("settle"):
-            candidates = refine_to_kernel(pool.side, residual, *guesses, watch)
+            candidates = kernels_near(pool.side, residual, *guesses, watch)
             if slow or idle or residual.least_agreement < SIGN_AGREEMENT:
+                refined = refine_to_kernel(pool.side, residual, *guesses, watch)
                 sharpened = sharpen(pool.side, residual, *guesses, generator, watch)
-                candidates = torch.cat([candidates, sharpened])
+                candidates = torch.cat([candidates, refined, sharpened])
         with watch.stage("round"):
             found = pool.rounded(candidates)
         with watch.stage("vouch"):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from spear.factors import Side
-from spear.tolerances import UNDECIDED, ZERO_DEVIATIONS
+from spear.search.conjugate import Rows, kernels_of
+from spear.search.deadline import NEVER, Deadline
+from spear.tolerances import MARGIN, UNDECIDED, ZERO_DEVIATIONS
 
 # A kernel of b-1 rows amplifies the update's noise by the condition of the submatrix: before rounding,
 # entries up to this many zero levels may be zeros. Rounding throws out those that are not.
@@ -17,6 +21,7 @@ _OUTLIER = 7.0  # medians above which a row is no zero (4.7 standard deviations 
 # A row that alone holds a direction has leverage 1, less a little noise; a sample's zero rows share the
 # load (about b / zeros each).
 _LEVERAGE_SLACK = 1e-3
+_SINGLE_SLACK = 0.03  # of a share, in single precision: beyond doubt
 _LEAST_REST = 1e-6  # of a row beside the others: below, rounding decides
 _INVERSE_STEPS = 4  # the smallest value settles in two, the second is then good to a few per cent
 _AT_ONCE = 1 << 22  # entries of the largest tensor: 32 MB in float64
@@ -60,6 +65,143 @@ def round_to_kernel(side: Side, candidate: Tensor) -> tuple[Tensor, Tensor] | No
         if torch.equal(settled, zeros):
             return best
     return best
+
+
+@dataclass(frozen=True, eq=False)
+class Rounded:
+    """A direction rounded to the kernel of all its zeros."""
+
+    q: Tensor  # (b,) of unit length
+    zeros: Tensor  # (rows,) bool
+    white: Tensor  # (1, b), of unit length
+    redundancy: int
+
+
+def round_all(side: Side, candidates: Tensor, deadline: Deadline = NEVER) -> list[Rounded | None]:
+    """Each of the white candidates (k, b), rounded; None where it is no direction.
+
+    All at once. Where that is not enough (badly conditioned zeros, uneven rounding, noise, rounds),
+    one by one.
+    """
+    results: list[Rounded | None] = [None] * len(candidates)
+    one_by_one = list(range(len(candidates)))
+    if side.round_of_row is None and not side.noisy and len(candidates):
+        found = _round_together(side, candidates.T, deadline)
+        one_by_one = found.unclear.nonzero().flatten().tolist()
+        for j in (found.known & ~found.unclear).nonzero().flatten().tolist():
+            white = unit(found.vectors[:, j] * side.scales)[None]
+            results[j] = Rounded(found.vectors[:, j], found.zeros[:, j], white, 2)
+    for j in one_by_one:
+        deadline.check()
+        rounded = round_to_kernel(side, candidates[j] / side.scales)
+        if rounded is not None:
+            q, zeros = rounded
+            white = unit((q * side.scales)[None])
+            results[j] = Rounded(q, zeros, white, redundancy(side, white[0], zeros))
+    return results
+
+
+@dataclass(eq=False)
+class _Together:
+    """Directions on their way to the kernels of all their zeros."""
+
+    vectors: Tensor  # (b, k), of unit length
+    zeros: Tensor  # (rows, k) bool
+    level: Tensor  # (k,): entries below are zeros
+    known: Tensor  # (k,) bool: is there a kernel with these zeros?
+    unclear: Tensor  # (k,) bool: to be rounded one by one
+
+    def keep(self, which: Tensor, vectors: Tensor, zeros: Tensor, level: Tensor) -> None:
+        self.vectors[:, which], self.zeros[:, which] = vectors, zeros
+        self.level[which], self.known[which] = level, True
+
+
+def _round_together(side: Side, white: Tensor, deadline: Deadline) -> _Together:
+    """`round_to_kernel` of white candidates (b, k); what has no zeros to spare is unclear."""
+    rows, white = Rows.of(side.white), white.clone()
+    zeros = (side.basis @ unit(white / side.scales[:, None], 0)).abs() <= zero_margin(
+        side
+    ) * side.zero
+    no = torch.zeros_like(white[0], dtype=torch.bool)
+    highest = torch.full_like(white[0], UNDECIDED * side.zero)
+    found = _Together(torch.zeros_like(white), zeros.clone(), highest, no, no.clone())
+    open_ = torch.arange(white.shape[1], device=white.device)
+    for _ in range(_PASSES):
+        open_ = open_[zeros[:, open_].sum(0) >= len(white) - 1]
+        if not len(open_):
+            break
+        kernel, settled = kernels_of(rows, zeros[:, open_], white[:, open_], deadline)
+        found.unclear[open_[~settled]] = True
+        open_, kernel = open_[settled], kernel[:, settled]
+        before, vectors = zeros[:, open_], unit(kernel / side.scales[:, None], 0)
+        values = (side.basis @ vectors).abs()
+        median = values.masked_fill(~before, torch.nan).nanmedian(0).values
+        level = (_OUTLIER * median).clamp_min(side.zero)
+        now = values <= level
+        same = (now == before).all(0)
+        found.unclear[open_[same & (level > side.zero)]] = True  # some rows may be no zeros
+        good = same & (level <= found.level[open_])
+        found.keep(open_[good], vectors[:, good], before[:, good], level[good])
+        wider = values <= _below_gaps(values, level)  # rows above may be zeros of a sharper kernel
+        zeros[:, open_], white[:, open_] = torch.where(same, wider, now), kernel
+        open_ = open_[~same | (good & (wider != before).any(0))]
+    found.unclear[open_] = True
+    certain = (found.known & ~found.unclear).nonzero().flatten()
+    kernels = unit(found.vectors[:, certain] * side.scales[:, None], 0)
+    spare = _have_spare_zeros(side, kernels, found.zeros[:, certain], deadline)
+    found.unclear[certain[~spare]] = True
+    return found
+
+
+def _below_gaps(values: Tensor, level: Tensor) -> Tensor:
+    """For each column (rows, k), the value just below the largest jump from its level (k,) upwards."""
+    steps = torch.cat([level[None], torch.maximum(values, level)]).sort(0).values
+    return steps.gather(0, (steps[1:] / steps[:-1]).argmax(0, keepdim=True))
+
+
+def _have_spare_zeros(side: Side, white: Tensor, zeros: Tensor, deadline: Deadline) -> Tensor:
+    """Which white directions (b, k) can do without any two zero rows (rows, k), beyond doubt.
+
+    As `redundancy`, in single precision, and so with room to spare for rounding.
+    """
+    b, rows = len(white), side.white.float()
+    answers = [torch.zeros(0, dtype=torch.bool, device=zeros.device)]
+    most = int(zeros.sum(0).max()) if zeros.numel() else 1
+    step = max(1, _AT_ONCE // (most * b))
+    parts = zip(torch.split(white.T.to(rows), step), torch.split(zeros.T, step), strict=True)
+    for q, zero in parts:
+        deadline.check()
+        zero_row, index = zero.byte().topk(most, dim=1)  # (k, zeros)
+        A = rows[index] * zero_row[:, :, None]
+        L, failed = torch.linalg.cholesky_ex(A.mT @ A + q[:, :, None] * q[:, None])
+        X = torch.linalg.solve_triangular(L, A.mT, upper=False)  # (k, b, zeros)
+        rest = 1 - X.square().sum(1)  # (k, zeros): what remains of a row beside all the others
+        # Two rows whose rests add up to more than one leave each other enough.
+        heavy = int((rest < 0.5 + _SINGLE_SLACK).sum(1).max())
+        own, row = rest.topk(heavy, dim=1, largest=False)
+        P = X.gather(2, row[:, None].expand(-1, b, -1)).mT @ X  # (k, heavy, zeros)
+        both = own[:, :, None] * rest[:, None] - P.square()
+        both.scatter_(2, row[:, :, None], 1.0)  # no row is two
+        least = torch.minimum(both.flatten(1).amin(1) if heavy else rest.amin(1), rest.amin(1))
+        second = _smallest_value(L, q)
+        sound = (
+            (failed == 0)
+            & (second > _SINGLE_SLACK)
+            & (second * side.scales[-1] > MARGIN * side.free)
+        )
+        answers.append(sound & (least > _SINGLE_SLACK))
+    return torch.cat(answers)
+
+
+def _smallest_value(L: Tensor, beside: Tensor) -> Tensor:
+    """Smallest singular values (k,) of rows with Cholesky factors (k, b, b), beside vectors (k, b)."""
+    x = torch.linspace(1, 2, L.shape[1], dtype=L.dtype, device=L.device).sin().expand_as(beside)
+    size = torch.ones_like(x[:, :1])
+    for _ in range(_INVERSE_STEPS):
+        x = x - beside * (x * beside).sum(1, keepdim=True)
+        x = torch.cholesky_solve(unit(x)[:, :, None], L)[:, :, 0]
+        size = x.norm(dim=1)
+    return size.rsqrt()
 
 
 def _likely_zeros(side: Side, q: Tensor, zeros: Tensor, values: Tensor) -> Tensor:
