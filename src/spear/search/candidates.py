@@ -19,7 +19,7 @@ from spear.search.kernels import (
     unit,
     zero_margin,
 )
-from spear.search.parallel import piece_length
+from spear.search.parallel import COLUMNS, piece_length
 from spear.search.watch import Watch
 
 _RESERVE = 4  # directions kept in reserve, per sample
@@ -89,7 +89,7 @@ class CandidatePool:
         candidates = candidates[_representatives(candidates)]
         rows, b = self.side.white.shape
         work = rows * b**2 * len(candidates)
-        step = piece_length(len(candidates), work)
+        step = piece_length(len(candidates), work, COLUMNS)
         pieces = [(some,) for some in torch.split(candidates, step)] if len(candidates) else []
         shared = self.side, self.watch.deadline
         done = self.watch.map(_round, shared, pieces, multiplications=work)

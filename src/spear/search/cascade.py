@@ -112,8 +112,8 @@ class CascadeFinder:
     """The joint search for zeros and signs.
 
     Args:
-        starts: per missing sample in the first round, at least 128 altogether. Later rounds take as many
-            as the hits of the last one call for, up to eight times as many.
+        starts: per missing sample in the first round, at least 128 altogether. Later rounds take up to
+            eight times as many, as the hits of the last one call for.
         steps: of the search in a round; twice as many once rounds find nothing.
         patience: rounds without a new direction before it turns to the paper's sampling, of rows that
             are likely off for the missing samples.
@@ -194,7 +194,7 @@ class CascadeFinder:
     ) -> Iterator[Directions]:
         return estimate(
             factors,
-            starts=self.starts,
+            starts=_MOST_STARTS * self.starts,
             steps=self.steps,
             patience=self.patience,
             generator=generator,

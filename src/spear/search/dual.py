@@ -23,7 +23,7 @@ from torch import Tensor
 from spear.factors import Factors
 from spear.search.deadline import Deadline
 from spear.search.kernels import sparsest_independent, unit
-from spear.search.parallel import piece_length
+from spear.search.parallel import COLUMNS, piece_length
 from spear.search.watch import Watch
 
 # Ridge on c in balanced coordinates, per row: weighs the pattern against c ~ q, which holds to a cosine
@@ -196,13 +196,15 @@ def read_samples(
     Returns:
         c (k, b) with c_i . q_i = 1, and the share of rows (k,) whose sign agrees with the pattern.
     """
-    k = len(q)
-    if not k:
+    if not len(q):
         return q, q.new_zeros(0)
-    null = torch.linalg.svd(q, full_matrices=True).Vh[k:].T  # (b, b-k): orthogonal to every q
-    dual = torch.linalg.pinv(q).T  # (k, b): q_i . dual_j = 1 if i = j, else 0
-    shared = SharedTerms.of(problem, q, null)
-    return fit_signs(shared, q, off, dual[:, :, None], watch)
+    prior = Prior.of(problem, q)
+    known = unit(prior.change @ q.T, 0)  # (b, k)
+    basis, triangle = torch.linalg.qr(known, mode="complete")
+    k = known.shape[1]
+    dual = torch.linalg.solve_triangular(triangle[:k], basis[:, :k].T, upper=True)  # (k, b)
+    spans = Spans(basis[:, k:], unit(dual))
+    return fit_signs(problem, prior, spans, q, off, watch)
 
 
 def consistent_samples(
@@ -253,10 +255,9 @@ def agreement(problem: DualProblem, q: Tensor, off: Tensor, watch: Watch | None 
         off: (k, rows) their zeros: bool, or how likely each is one.
         watch: with the workers, if there are any.
     """
-    r = problem.missing
-    anywhere = torch.eye(r, dtype=q.dtype, device=q.device)
-    shared = SharedTerms.of(problem, q, anywhere)
-    return fit_signs(shared, q, off, q.new_zeros(len(q), r, 0), watch)[1]
+    anywhere = torch.eye(problem.missing, dtype=q.dtype, device=q.device)
+    spans = Spans(anywhere, torch.zeros_like(q))
+    return fit_signs(problem, Prior.of(problem, q), spans, q, off, watch)[1]
 
 
 def deflate(problem: DualProblem, q: Tensor, c: Tensor) -> DualProblem:
@@ -296,10 +297,12 @@ _SOFTNESS = (0.3, 0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02)
 # what is left after them holds the missing q to a cosine of 0.99 instead of 0.81.
 _SHARPER = (0.01, 0.01, 0.01, 0.005, 0.005, 0.005, 0.002, 0.002, 0.002)
 _PRIOR_WIDTH_ROUNDS = 4.0
-_NEAR = 16.0  # softnesses from zero beyond which a sign has no curvature: e^-16 of the most
+_NEAR = 16.0  # softnesses from zero beyond which a sign is certain: e^-16 is left
 _MOST_REPEATS = 24  # of the sharpest, each of which takes away half of what is louder, or more
 _LEAST_SHARE = 1e-6  # of the expected length: below, c has turned away
 _HALVINGS = 20  # of a Newton step that overshoots
+_STEPS, _FLAT = 40, 0.1  # of conjugate gradients in a Newton step, and how far the slope falls
+_LOOKED_AT = 5  # steps between two looks at it
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
@@ -334,43 +337,45 @@ def error_of_duals(q: Tensor) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class SharedTerms:
-    """What the samples to be separated share."""
+class Spans:
+    """Where the c of samples may lie, in the coordinates of a prior: orthogonal to all others' q."""
 
-    H: Tensor  # (ends, rows, b): z = H c
-    prior: Prior
-    span: Tensor  # (b, p): c lies in this span, plus what each sample adds
-    over_rounds: bool = False
-    dropout: float = 0.0  # how likely a row is zero although its neuron is on
-
-    @staticmethod
-    def of(problem: DualProblem, q: Tensor, span: Tensor) -> SharedTerms:
-        """For directions q (k, b) of a problem, and a span (b, p)."""
-        prior = Prior.of(problem, q)
-        return SharedTerms(problem.H, prior, span, problem.over_rounds, problem.dropout)
-
-    @property
-    def softness(self) -> tuple[float, ...]:
-        return _SOFTNESS + _SHARPER * self.over_rounds
+    common: Tensor  # (b, p), orthonormal: what all share
+    own: Tensor  # (k, b): one more direction for each, orthogonal to these; zero if there is none
 
 
-def fit_signs(
-    shared: SharedTerms, q: Tensor, off: Tensor, own: Tensor, watch: Watch | None = None
+def fit_signs(  # noqa: PLR0917
+    problem: DualProblem,
+    prior: Prior,
+    spans: Spans,
+    q: Tensor,
+    off: Tensor,
+    watch: Watch | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """c (k, b) in the shared span plus `own` (k, b, o), and the share of signs that agree (k,).
+    """c (k, b) within the spans, and the share of signs that agree (k,).
 
     Args:
-        shared: what all have in common.
+        problem: whose signs these are.
+        prior: where c is expected.
+        spans: where it may lie.
         q: (k, b) their directions; c . q = 1.
         off: (k, rows) their zeros: bool, or how likely each is one.
-        own: (k, b, o) what each adds to the span.
         watch: with the workers, if there are any.
     """
     watch = watch or Watch()
-    rows, free = shared.H[..., 0].numel(), shared.span.shape[1] + own.shape[2]
-    work = len(q) * rows * free**2 * len(shared.softness)
-    step = max(1, min(_AT_ONCE // (rows * free), piece_length(len(q), work)))
-    parts = zip(*(torch.split(t, step) for t in (q, off, own)), strict=True)
+    H = problem.H.flatten(0, 1) @ prior.change.T  # (ends * rows, b)
+    shared = SharedTerms(
+        H,
+        H @ spans.common,
+        prior,
+        spans.common,
+        len(problem.H),
+        problem.over_rounds,
+        problem.dropout,
+    )
+    work = 2 * len(q) * shared.features.numel() * _STEPS * len(shared.softness)
+    step = max(1, min(_AT_ONCE // len(H), piece_length(len(q), work, COLUMNS)))
+    parts = zip(*(torch.split(t, step) for t in (q, off, spans.own)), strict=True)
     pieces = [tuple(t.contiguous() for t in part) for part in parts] if len(q) else []
     results = watch.map(
         _fit_signs, (shared, watch.deadline), pieces, multiplications=work, complete=True
@@ -379,68 +384,97 @@ def fit_signs(
     return torch.cat(cs), torch.cat(shares)
 
 
+@dataclass(frozen=True, eq=False)
+class SharedTerms:
+    """What the samples to be separated share, in the coordinates of the prior."""
+
+    H: Tensor  # (rows, b): z = H c, one end of local training after the other
+    features: Tensor  # (rows, p) = H common
+    prior: Prior
+    common: Tensor  # (b, p)
+    ends: int
+    over_rounds: bool
+    dropout: float  # how likely a row is zero although its neuron is on
+
+    @property
+    def softness(self) -> tuple[float, ...]:
+        return _SOFTNESS + _SHARPER * self.over_rounds
+
+
 def _fit_signs(
     shared: SharedTerms, deadline: Deadline, q: Tensor, off: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`fit_signs` for as many samples as fit at once."""
     problem = _LogisticFits.of(shared, own, q, off)
     x = problem.solve(shared.softness, deadline)
-    p = shared.span.shape[1]
-    c = x[:, :p, 0] @ shared.span.T + (own @ x[:, p:]).squeeze(2)
+    c = (x[:-1].T @ shared.common.T + x[-1][:, None] * own) @ shared.prior.change
     sign = 1 - 2 * off.to(q)  # (k, rows)
     certain = sign.clamp_min(0) if shared.dropout else sign.abs()  # a zero may be on and dropped
-    right = (problem.features @ x > 0).view(len(q), len(shared.H), -1)  # (k, ends, rows)
+    right = (problem.margins(x) > 0).T.view(len(q), shared.ends, -1)
     fits = torch.where(sign > 0, right.any(1), right.all(1)).to(q)
     return c / (c * q).sum(1, keepdim=True), (certain * fits).sum(1) / certain.sum(1)
 
 
 @dataclass(frozen=True, eq=False)
 class _LogisticFits:
-    """k logistic regressions at once: features @ x > 0 where the sign is right.
+    """k logistic regressions at once, one a column: margins(x) > 0 where the sign is right.
+
+    The prior is a sphere around what is expected. Newton steps are solved by conjugate gradients, so
+    that all samples share the products with the features.
 
     With dropout of rate p, a zero whose sign says on was dropped, and counts with the probability that
     it is off all the same: 1 / (1 + p exp(-z)) for a margin z. After local training a row that is on
     may be so at either end, or only between them: each end counts by how likely that explains it.
     """
 
-    features: Tensor  # (k, rows, p), one end of local training after the other
-    prior: Tensor  # (k, p, p): x^T prior x / 2 - pull^T x is how far c is from q
-    pull: Tensor  # (k, p, 1)
-    dropped: Tensor | None = None  # (k, rows, 1): how likely a row is zero although it is on
-    on: Tensor | None = None  # (k, ends, rows): rows that are on, where there are two ends
+    features: Tensor  # (rows, p)
+    own: Tensor  # (rows, k): the feature that each has for itself
+    sign: Tensor  # (rows, k): 1 on, -1 off, by the size of a typical preactivation
+    expected: Tensor  # (p + 1, k)
+    strength: float  # of the prior
+    dropped: Tensor | None = None  # (rows, k): how likely a row is zero although it is on
+    on: Tensor | None = None  # (ends, rows, k): rows that are on, where there are two ends
 
     @staticmethod
     def of(shared: SharedTerms, own: Tensor, q: Tensor, off: Tensor) -> _LogisticFits:
-        """The regressions for c = [span | own] @ x (k, b, p), pulled towards c ~ q."""
-        H, change, ends = shared.H.flatten(0, 1), shared.prior.change, len(shared.H)
-        off = off.to(H).repeat(1, ends)
-        sign = 1 - 2 * off  # (k, rows): -1 off, 1 on, in between where uncertain
-        guess = unit(q @ change.T)  # (k, b): c ~ q, up to sign
-        along = guess @ change @ H.T  # (k, rows)
-        guess *= torch.sign((along * (sign - sign.mean(1, keepdim=True))).sum(1, keepdim=True))
-        typical = along.square().mean(1, keepdim=True).sqrt()
-        span = shared.span.expand(len(q), -1, -1)  # (k, b, p)
-        features = torch.cat([(H @ shared.span).expand(len(q), -1, -1), H @ own], 2)
-        there = torch.linalg.inv(change).T @ torch.cat([span, own], 2)
-        strength = q.shape[1] / shared.prior.width**2
+        """The regressions for c = common @ x[:-1] + own * x[-1], pulled towards c ~ q."""
+        off = off.T.to(shared.H).repeat(shared.ends, 1)
+        sign = 1 - 2 * off  # (rows, k): -1 off, 1 on, in between where uncertain
+        guess = unit(shared.prior.change @ q.T, 0)  # (b, k): c ~ q, up to sign
+        along = shared.H @ guess  # (rows, k)
+        guess *= torch.sign((along * (sign - sign.mean(0))).sum(0))
+        typical = along.square().mean(0).sqrt()
+        expected = torch.cat([shared.common.T @ guess, (own.T * guess).sum(0, keepdim=True)])
+        ends = shared.ends
         return _LogisticFits(
-            features * (sign / typical)[:, :, None],
-            there.mT @ there * strength,
-            there.mT @ guess[:, :, None] * strength,
-            (shared.dropout * off)[:, :, None] if shared.dropout else None,
-            (sign > 0).view(len(q), ends, -1) if ends > 1 else None,
+            shared.features,
+            shared.H @ own.T,
+            sign / typical,
+            expected,
+            q.shape[1] / shared.prior.width**2,
+            shared.dropout * off if shared.dropout else None,
+            (sign > 0).view(ends, -1, len(q)) if ends > 1 else None,
         )
 
+    def margins(self, x: Tensor) -> Tensor:
+        """How far each row (rows, k) is on the right side, for x (p + 1, k)."""
+        return (self.features @ x[:-1]).addcmul_(self.own, x[-1]).mul_(self.sign)
+
+    def back(self, weight: Tensor) -> Tensor:
+        """The transpose of `margins`: (p + 1, k) from weights of rows (rows, k)."""
+        weight = weight * self.sign
+        return torch.cat([self.features.T @ weight, (self.own * weight).sum(0, keepdim=True)])
+
     def solve(self, schedule: tuple[float, ...], deadline: Deadline) -> Tensor:
-        """x (k, p, 1), by Newton's method from soft signs to sharp ones.
+        """x (p + 1, k), by Newton's method from soft signs to sharp ones.
 
         Softness is in units of the preactivations as they are. Those of a faint sample come out of the
         prior drowned in louder ones that are still missing: signs take these away, by a factor of one
         over the softness at a time, so the last softness is repeated as long as that goes on.
         """
-        x = expected = solve_definite(self.prior, self.pull)
-        z = self.features @ x  # (k, rows, 1)
-        full = (self.pull * expected).sum(1, keepdim=True)  # (k, 1, 1)
+        x = self.expected
+        z = self.margins(x)
+        full = x.square().sum(0)
         size, falling = _size(z), True
         for step, softness in enumerate((*schedule, *schedule[-1:] * _MOST_REPEATS)):
             if step >= len(schedule) and not falling:
@@ -448,7 +482,7 @@ class _LogisticFits:
             deadline.check()
             x, z = self._newton(x, z, softness * size)
             # As if c were as long as expected: preactivations also fall if all of it does.
-            share = ((self.pull * x).sum(1, keepdim=True) / full).clamp_min(_LEAST_SHARE)
+            share = ((self.expected * x).sum(0) / full).clamp_min(_LEAST_SHARE)
             before, size = size, torch.minimum(size, _size(z) / share)
             falling = bool((size < before / 2).any())
         return x
@@ -456,55 +490,61 @@ class _LogisticFits:
     def _newton(self, x: Tensor, z: Tensor, softness: Tensor) -> tuple[Tensor, Tensor]:
         """One step of Newton's method, as long as it is of use."""
         weight = self._weight(z, softness)
-        wrong = weight * torch.sigmoid(-z / softness)
-        slope = self.prior @ x - self.pull
-        curvature = self._curvature(z, weight, softness) + self.prior
-        step = solve_definite(curvature, slope - self.features.mT @ (wrong / softness))
-        along = self.features @ step
+        wrong = torch.sigmoid(-z / softness)
+        slope = self.strength * (x - self.expected)
+        step = self._conjugate_gradients(
+            slope - self.back(weight * wrong / softness),
+            weight * wrong * (1 - wrong) / softness**2,
+        )
+        along = self.margins(step)
         # The quadratic part along the step, so that trying a length costs no product.
-        linear, square = (slope * step).sum((1, 2)), (step * (self.prior @ step)).sum((1, 2))
+        linear, square = (slope * step).sum(0), self.strength * step.square().sum(0)
         length, before = torch.ones_like(linear), _softplus(z, weight, softness)
         worse = torch.zeros_like(linear, dtype=torch.bool)
         for _ in range(_HALVINGS):
-            after = _softplus(z - length[:, None, None] * along, weight, softness)
+            after = _softplus(z - length * along, weight, softness)
             worse = after - length * linear + length.square() / 2 * square > before
             if not bool(worse.any()):
                 break
             length = torch.where(worse, length / 2, length)
-        length = torch.where(worse, 0.0, length)[:, None, None]
+        length = torch.where(worse, 0.0, length)
         return x - length * step, z - length * along
 
+    def _conjugate_gradients(self, slope: Tensor, curvature: Tensor) -> Tensor:
+        """The Newton step (p + 1, k) for a slope and the curvature of rows (rows, k)."""
+        x, r = torch.zeros_like(slope), slope
+        p, size = r, r.square().sum(0)
+        enough = _FLAT**2 * size
+        for step in range(1, _STEPS + 1):
+            t = self.back(curvature * self.margins(p)).add_(p, alpha=self.strength)
+            far = size / (p * t).sum(0).clamp_min(torch.finfo(size.dtype).tiny)
+            x = x.addcmul_(p, far)
+            r = r.addcmul(t, far, value=-1)
+            before, size = size, r.square().sum(0)
+            if step % _LOOKED_AT == 0 and bool((size <= enough).all()):
+                break
+            p = r.addcmul(p, size / before.clamp_min(torch.finfo(size.dtype).tiny))
+        return x
+
     def _weight(self, z: Tensor, softness: Tensor) -> Tensor:
-        """What each row counts (k, rows, 1)."""
+        """What each row counts (rows, k)."""
         weight = torch.ones_like(z[:1, :1])
         if self.dropped is not None:
             weight = 1 / (1 + self.dropped * torch.exp((-z / softness).clamp_max(_NEAR)))
         if self.on is not None:
             likely = torch.sigmoid((z / softness).view(self.on.shape))
-            at_either = likely / (likely.sum(1, keepdim=True) + _ON_BETWEEN)
+            at_either = likely / (likely.sum(0, keepdim=True) + _ON_BETWEEN)
             weight = weight * torch.where(self.on, at_either, 1.0).view(z.shape)
         return weight
 
-    def _curvature(self, z: Tensor, counts: Tensor, softness: Tensor) -> Tensor:
-        """Second derivative (k, p, p) of the signs' part; rows far from zero add nothing to it."""
-        near = int((z.abs() < _NEAR * softness).sum(1).max())
-        features = self.features
-        if 2 * near < features.shape[1]:
-            rows = z.abs().topk(near, dim=1, largest=False).indices  # (k, near, 1)
-            z, counts = z.gather(1, rows), counts.expand_as(z).gather(1, rows)
-            features = features.gather(1, rows.expand(-1, -1, features.shape[2]))
-        wrong = torch.sigmoid(-z / softness)
-        weight = counts * wrong * (1 - wrong) / softness**2
-        return (features * weight).mT @ features
-
 
 def _size(z: Tensor) -> Tensor:
-    """Root mean square (k, 1, 1) of preactivations (k, rows, 1)."""
-    return z.square().mean(1, keepdim=True).sqrt()
+    """Root mean square (k,) of preactivations (rows, k)."""
+    return z.square().mean(0).sqrt()
 
 
 def _softplus(z: Tensor, weight: Tensor, softness: Tensor) -> Tensor:
-    loss: Tensor = (weight * torch.nn.functional.softplus(-z / softness)).sum((1, 2))
+    loss: Tensor = (weight * torch.nn.functional.softplus(-z / softness)).sum(0)
     return loss
 
 

@@ -30,6 +30,7 @@ from spear.search.deadline import TimeIsUp
 # Multiplications from which work is cut and sent (a third of a second on one core): reaching a worker
 # takes 5 to 20 ms.
 MIN_PARALLEL_WORK = 1 << 32
+COLUMNS = 64  # of products, at least: with fewer, reading the matrix takes longer than multiplying
 _PIECES = 12  # that large work is cut into, at least: two, three or four workers get equal shares
 # Pieces under way at a time, enough for as many workers. A constant, because a lazy piece may depend on
 # the results that came back before it.
@@ -47,9 +48,9 @@ def worth_distributing(multiplications: float) -> bool:
     return multiplications >= MIN_PARALLEL_WORK
 
 
-def piece_length(items: int, multiplications: float) -> int:
+def piece_length(items: int, multiplications: float, fewest: int = 1) -> int:
     """Items per piece: a twelfth of large work, all of small work."""
-    return max(1, -(-items // _PIECES) if worth_distributing(multiplications) else items)
+    return max(fewest, -(-items // _PIECES) if worth_distributing(multiplications) else items)
 
 
 def workers(count: int) -> ProcessPoolExecutor:

@@ -18,7 +18,7 @@ from spear.search.conjugate import Rows, kernels_of, least_squares
 from spear.search.deadline import Deadline
 from spear.search.dual import RIDGE, BalancedProblem, SignRegression
 from spear.search.kernels import unit, zero_margin
-from spear.search.parallel import piece_length, worth_distributing
+from spear.search.parallel import COLUMNS, piece_length, worth_distributing
 from spear.search.watch import Watch
 from spear.tolerances import UNDECIDED
 
@@ -179,7 +179,7 @@ def kernels_near(
     rows, b = side.white.shape
     work = 2 * rows * b * q.shape[1] * _QUICK_STEPS
     signs = SignRegression(residual, torch.float32, ridge=SHARP_RIDGE)
-    step = max(1, piece_length(q.shape[1], work))
+    step = piece_length(q.shape[1], work, COLUMNS)
     q = unit(residual.q_basis @ q, 0)
     parts = zip(torch.split(q, step, 1), torch.split(score, step, 1), strict=True)
     pieces = [tuple(t.contiguous() for t in part) for part in parts]
