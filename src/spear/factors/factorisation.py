@@ -506,3 +506,14 @@ def _noise(s: Tensor, outside: Tensor, b: int, m: int, n: int) -> tuple[float, f
     overall = float(outside.norm()) / math.sqrt((m - b) * (n - b))
     loudest = float(outside.max()) / math.sqrt(n - b)
     return max(overall, floor), max(loudest, overall, floor)
+
+
+def row_space(gradient: Tensor, eps: float, check_time: CheckTime = go_on) -> tuple[Tensor, Tensor]:
+    """Right singular vectors (k, m) of a gradient, all before its last gap, and singular values."""
+    seen = None
+    if min(gradient.shape) >= _SKETCHED_FROM:
+        seen = sketch(gradient.T, *reversed(gradient.shape), eps, check_time)
+    if seen is not None:
+        return seen.left.T, seen.values
+    _, s, Vt = torch.linalg.svd(double(gradient), full_matrices=False)
+    return Vt, s

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spear import theory
-from spear.factors import Factors
+from spear.factors import Factors, row_space
 from spear.judge.selection import Selection, at_scales, silent_in
 from spear.search import unit
 from spear.tolerances import (
@@ -295,10 +295,12 @@ def mixing_errors(found: Recovered) -> Tensor:
     white_c = unit(c).T.to(dtype)
     out = torch.full_like(selection.C, torch.inf)
     step = max(1, _AT_ONCE // max(1, basis.numel() + selection.b**2))
-    for block in torch.split(torch.arange(selection.b), step):
+    for block in torch.split(torch.arange(selection.b, device=out.device), step):
         factors.check_time()
-        gram = (basis.T * off[block, None]) @ basis  # (k, b, b)
-        gram = gram + own[block, :, None] * own[block, None, :]
+        most = int(off[block].sum(1).max())
+        counted, rows = off[block].topk(most, dim=1)  # (k, rows that are off)
+        A = basis[rows] * counted[:, :, None]
+        gram = A.mT @ A + own[block, :, None] * own[block, None, :]  # (k, b, b)
         factor, failed = torch.linalg.cholesky_ex(gram)
         rhs = white_c.expand(len(block), -1, -1)
         solved = torch.linalg.solve_triangular(factor, rhs, upper=False)
@@ -431,14 +433,14 @@ def outside_next_layer(found: Recovered) -> Tensor:
     if gradient is None or selection.directions.side.name != "outputs":
         return nothing
     factors.check_time()
-    _, s, Vt = torch.linalg.svd(gradient.to(selection.C), full_matrices=False)
     b, eps = selection.b, factors.eps
+    span, s = row_space(gradient, eps, factors.check_time)
     # Noise beside the faintest sample may turn the span.
     turned = float(s[b] / s[b - 1]) if len(s) > b else 1.0
     level = MARGIN * (turned + eps * float(s[0] / s[b - 1]) if len(s) > b else 1.0)
     if level > EXACT_ERROR:
         return nothing  # fewer or more samples show there, so it says nothing
-    span = Vt[:b]  # (b, m)
+    span = span[:b]  # (b, m)
     active = found.Z.clamp_min(0)  # (b, m)
     if factors.view.dropout:
         active = active * found.kept

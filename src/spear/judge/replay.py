@@ -238,9 +238,9 @@ class Fit:
             slopes, _ = replay.at_outputs(Z, D)
             weighed: Tensor = (replay.run(Z) * slopes).sum(1)
             return weighed
-        single = replay.single_gradients(Z, self.labels)
+        single, losses = replay.single(Z, self.labels)
         factor = (single * D).sum(1) / single.square().sum(1)
-        return factor * torch.stack(replay.single_losses(replay.run(Z), self.labels))
+        return factor * torch.stack(losses)
 
     def _total(self, Z: Tensor, D: Tensor) -> Tensor:
         return self._totals(Z, D).sum()
@@ -282,6 +282,7 @@ class Replay:
         self.relative_error = relative_error.clamp_min(part.eps)
         self.loss = usual_loss if loss is None else loss
         self._on_logits = loss is None
+        self._outputs: tuple[int, Tensor | None] = (0, None)
         with torch.no_grad():
             two = network(self.Z[:1].repeat(2, 1))
         try:
@@ -380,6 +381,15 @@ class Replay:
         """The network's outputs (k, outputs)."""
         return self.forward(self.network, Z)
 
+    def _outputs_here(self) -> Tensor:
+        """The outputs (b, outputs) at Z, computed again only once Z has changed."""
+        version, outputs = self._outputs
+        if outputs is None or version != self.Z._version:
+            with torch.no_grad():
+                outputs = self.run(self.Z)
+            self._outputs = self.Z._version, outputs
+        return outputs.clone()
+
     def forward(self, network: nn.Module, Z: Tensor) -> Tensor:
         """The outputs (k, outputs) of a network like this one."""
         return self.structure.matrix(network(Z), len(Z))
@@ -421,8 +431,7 @@ class Replay:
         outputs would be closer to their targets than they are large. Any other loss may have none.
         """
         assert fit.slopes is not None
-        with torch.no_grad():
-            outputs = self.run(self.Z)
+        outputs = self._outputs_here()
         slope_change: Tensor
         if fit.loss is LossKind.SOFT_LABELS and fit.weights is not None:
             p = outputs.softmax(1)
@@ -471,8 +480,7 @@ class Replay:
         """
         assert fit.slopes is not None
         s = fit.slopes
-        with torch.no_grad():
-            sigma = self.run(self.Z).sigmoid()
+        sigma = self._outputs_here().sigmoid()
         each = s / (sigma - (s < 0).to(s))  # (b, outputs)
         weights = each.median(1).values
         error = (self.rounding + self.sample_tolerance).clamp_max(REPLAY_LIMIT)
@@ -496,8 +504,7 @@ class Replay:
         s = fit.slopes
         if self.outputs < _FEWEST_CLASSES:
             return fit
-        with torch.no_grad():
-            p = self.run(self.Z).softmax(1)
+        p = self._outputs_here().softmax(1)
         others = torch.ones_like(s, dtype=torch.bool).scatter_(1, s.argsort(1)[:, :2], False)
         p, s = p[others].view(len(s), -1), s[others].view(len(s), -1)
         p, s = p - p.mean(1, keepdim=True), s - s.mean(1, keepdim=True)
@@ -585,12 +592,12 @@ class Replay:
         return labels, matched
 
     def _slopes(self, outputs: Tensor, *, single: bool = False) -> Tensor:
-        """The loss's gradient (labels, outputs) for every label, at one sample's outputs (1, outputs).
+        """The loss's gradient (k * labels, outputs) for every label, at samples' outputs (k, outputs).
 
         Up to a common factor, unless each is to be a batch of its own.
         """
-        leaf = outputs.expand(self.classes, -1).detach().requires_grad_()
-        every = torch.arange(self.classes, device=outputs.device)
+        leaf = outputs.repeat_interleave(self.classes, 0).detach().requires_grad_()
+        every = torch.arange(self.classes, device=outputs.device).repeat(len(outputs))
         with torch.enable_grad():
             losses = self.single_losses(leaf, every) if single else [self.criterion(leaf, every)]
             (slopes,) = torch.autograd.grad(losses, leaf)
@@ -629,7 +636,7 @@ class Replay:
     def tolerance(self, labels: Tensor) -> Tensor:
         """How far a true sample's replayed gradient may be off (b,), relative to its length."""
         with torch.enable_grad():
-            outputs = self.run(self.Z).detach().requires_grad_()
+            outputs = self._outputs_here().requires_grad_()
             losses = self.single_losses(outputs, labels)
             gradient: Tensor = torch.autograd.grad(losses, outputs)[0]
         size = gradient.norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
@@ -665,20 +672,19 @@ class Replay:
         d = J^T (dL/doutput) up to scale, so J d = J J^T (dL/doutput), which is closest to it.
         """
         try:
-            _, moved = torch.autograd.functional.jvp(self.run, Z.detach(), D)  # type: ignore[no-untyped-call]
+            outputs, moved = torch.autograd.functional.jvp(self.run, Z.detach(), D)  # type: ignore[no-untyped-call]
         except (RuntimeError, NotImplementedError):
             # A layer without a second derivative: every label will be tried. If there is more wrong
             # than that, the first derivative raises it again there.
             return torch.zeros(len(Z), dtype=torch.int64, device=Z.device)
-        with torch.no_grad():
-            outputs = self.run(Z)
         labels = []
-        for i, w in enumerate(moved):
+        at_once = max(1, _ROWS_AT_ONCE // self.classes)
+        for some, w in zip(outputs.split(at_once), moved.split(at_once), strict=True):
             self.factors.check_time()
-            slope = self._slopes(outputs[i : i + 1])
-            along = (slope @ w) / slope.norm(dim=1)
-            labels.append(along.nan_to_num(-torch.inf).argmax())
-        return torch.stack(labels)
+            slope = self._slopes(some).view(len(some), self.classes, -1)
+            along = (slope @ w[:, :, None])[:, :, 0] / slope.norm(dim=2)
+            labels.append(along.nan_to_num(-torch.inf).argmax(1))
+        return torch.cat(labels)
 
     def distance(self, Z: Tensor, D: Tensor, labels: Tensor) -> Tensor:
         """How far D is from the gradient of each label (k, l), up to one positive factor."""
@@ -717,10 +723,17 @@ class Replay:
 
     def single_gradients(self, Z: Tensor, labels: Tensor) -> Tensor:
         """dL/dz (b, m) of every sample, each in a batch of its own."""
+        return self.single(Z, labels, once=True)[0]
+
+    def single(
+        self, Z: Tensor, labels: Tensor, *, once: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The same and the losses, which can be differentiated again unless it is for once."""
         with torch.enable_grad():
             leaf = Z.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.single_losses(self.run(leaf), labels), leaf)
-        return gradient if self.sent is None else gradient * self.sent
+            losses = self.single_losses(self.run(leaf), labels)
+            (gradient,) = torch.autograd.grad(losses, leaf, retain_graph=not once)
+        return (gradient if self.sent is None else gradient * self.sent), losses
 
     def single_losses(self, outputs: Tensor, labels: Tensor) -> list[Tensor]:
         """The loss of every sample in a batch of its own, so that a mean divides by one.
