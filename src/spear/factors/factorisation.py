@@ -51,6 +51,7 @@ _ROW_DEVIATIONS = 4.0  # standard deviations of a noisy row's length above its m
 _LARGEST_ROW_NOISE = 0.3
 # From this size on a sketch is tried first: a quarter of the time at 1000 rows, 3 % at 4096.
 _SKETCHED_FROM = 800
+_SPARE_COLUMNS = 16  # of a sketch beyond the rank: they show where the noise begins
 
 
 @dataclass(frozen=True, eq=False)
@@ -508,12 +509,18 @@ def _noise(s: Tensor, outside: Tensor, b: int, m: int, n: int) -> tuple[float, f
     return max(overall, floor), max(loudest, overall, floor)
 
 
-def row_space(gradient: Tensor, eps: float, check_time: CheckTime = go_on) -> tuple[Tensor, Tensor]:
-    """Right singular vectors (k, m) of a gradient, all before its last gap, and singular values."""
-    seen = None
-    if min(gradient.shape) >= _SKETCHED_FROM:
-        seen = sketch(gradient.T, *reversed(gradient.shape), eps, check_time)
-    if seen is not None:
-        return seen.left.T, seen.values
-    _, s, Vt = torch.linalg.svd(double(gradient), full_matrices=False)
-    return Vt, s
+def row_space(gradient: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The leading right singular vectors (k, n) of a gradient (m, n), and its singular values.
+
+    Of a large gradient, whose rank is all but known, only a few more than that, by a sketch.
+    """
+    G = double(gradient)
+    if min(G.shape) < _SKETCHED_FROM:
+        _, s, Vt = torch.linalg.svd(G, full_matrices=False)
+        return Vt, s
+    size = G.shape[1], min(*G.shape, rank + _SPARE_COLUMNS)
+    drawn = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=G.dtype)
+    seen = torch.linalg.qr(G @ drawn.to(G.device)).Q  # (m, k)
+    V, R = torch.linalg.qr(G.T @ seen)  # (n, k)
+    rotation, s, _ = torch.linalg.svd(R)
+    return (V @ rotation).T, s

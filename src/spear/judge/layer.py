@@ -434,7 +434,7 @@ def outside_next_layer(found: Recovered) -> Tensor:
         return nothing
     factors.check_time()
     b, eps = selection.b, factors.eps
-    span, s = row_space(gradient, eps, factors.check_time)
+    span, s = row_space(gradient, b)
     # Noise beside the faintest sample may turn the span.
     turned = float(s[b] / s[b - 1]) if len(s) > b else 1.0
     level = MARGIN * (turned + eps * float(s[0] / s[b - 1]) if len(s) > b else 1.0)

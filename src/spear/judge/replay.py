@@ -50,6 +50,7 @@ _ROWS_AT_ONCE = 1 << 14
 _FAR_OFF = 4.0  # times the largest preactivation: a dropped neuron stays off at half its scale
 _DIFFERENCE_STEP = 1e-6  # of z, for differences of gradients in float64
 _NEURONS_PER_OUTPUT = 4  # neurons per output from which a gradient at the outputs can be solved for
+_PARALLEL = 1e-12  # how far apart gradients at the outputs are that differ by a factor, in float64
 _FEWEST_CLASSES = 6  # from which a straight line through all but two says something
 _MOST_RANKED = 64  # outputs up to which the rank of a Jacobian is computed
 
@@ -238,9 +239,9 @@ class Fit:
             slopes, _ = replay.at_outputs(Z, D)
             weighed: Tensor = (replay.run(Z) * slopes).sum(1)
             return weighed
-        single, losses = replay.single(Z, self.labels)
+        single = replay.single_gradients(Z, self.labels)
         factor = (single * D).sum(1) / single.square().sum(1)
-        return factor * torch.stack(losses)
+        return factor * torch.stack(replay.single_losses(replay.run(Z), self.labels))
 
     def _total(self, Z: Tensor, D: Tensor) -> Tensor:
         return self._totals(Z, D).sum()
@@ -282,7 +283,8 @@ class Replay:
         self.relative_error = relative_error.clamp_min(part.eps)
         self.loss = usual_loss if loss is None else loss
         self._on_logits = loss is None
-        self._outputs: tuple[int, Tensor | None] = (0, None)
+        self._outputs: tuple[int, Tensor | None] = (0, None)  # at a version of Z
+        self._last: tuple[int, Tensor | None, Tensor | None] = (0, None, None)
         with torch.no_grad():
             two = network(self.Z[:1].repeat(2, 1))
         try:
@@ -657,7 +659,8 @@ class Replay:
         D = self.D if D is None else D
         labels = self._likeliest(Z, D)
         residuals = self.distance(Z, D, labels[:, None])[:, 0]
-        far = (residuals > self.rounding).nonzero().flatten()
+        level = self.tolerance(labels) if Z is self.Z else self.rounding
+        far = (residuals > level).nonzero().flatten()
         step = max(1, _ROWS_AT_ONCE // self.classes)
         for some in torch.split(far, step) if len(far) else ():
             self.factors.check_time()
@@ -669,14 +672,13 @@ class Replay:
     def _likeliest(self, Z: Tensor, D: Tensor) -> Tensor:
         """The label whose loss gradient at the outputs lies along J d, J the network's Jacobian.
 
-        d = J^T (dL/doutput) up to scale, so J d = J J^T (dL/doutput), which is closest to it.
+        d = J^T (dL/doutput) up to scale, so J d = J J^T (dL/doutput), which is closest to it. J d is
+        how outputs move with a small step along d.
         """
-        try:
-            outputs, moved = torch.autograd.functional.jvp(self.run, Z.detach(), D)  # type: ignore[no-untyped-call]
-        except (RuntimeError, NotImplementedError):
-            # A layer without a second derivative: every label will be tried. If there is more wrong
-            # than that, the first derivative raises it again there.
-            return torch.zeros(len(Z), dtype=torch.int64, device=Z.device)
+        with torch.no_grad():
+            outputs = self._outputs_here() if Z is self.Z else self.run(Z)
+            h = _DIFFERENCE_STEP * Z.norm(dim=1) / D.norm(dim=1).clamp_min(1e-300)
+            moved = self.run(Z + h[:, None] * D) - outputs
         labels = []
         at_once = max(1, _ROWS_AT_ONCE // self.classes)
         for some, w in zip(outputs.split(at_once), moved.split(at_once), strict=True):
@@ -689,7 +691,8 @@ class Replay:
     def distance(self, Z: Tensor, D: Tensor, labels: Tensor) -> Tensor:
         """How far D is from the gradient of each label (k, l), up to one positive factor."""
         k, count = labels.shape
-        s = self.gradient(Z.repeat_interleave(count, 0), labels.flatten()).view(k, count, -1)
+        each = Z if count == 1 else Z.repeat_interleave(count, 0)
+        s = self.gradient(each, labels.flatten()).view(k, count, -1)
         along = (s * D[:, None]).sum(-1).clamp_min(0) / s.square().sum(-1)
         distance: Tensor = (D[:, None] - along[..., None] * s).norm(dim=-1)
         relative: Tensor = distance / D.norm(dim=-1)[:, None]
@@ -697,11 +700,38 @@ class Replay:
 
     def gradient(self, Z: Tensor, labels: Tensor) -> Tensor:
         """dL/dz of each row (the loss is a sum or mean over rows), up to a common factor."""
+        return self._pulled_back(Z, lambda outputs: [self.criterion(outputs, labels)])
+
+    def _pulled_back(self, Z: Tensor, losses: Callable[[Tensor], list[Tensor]]) -> Tensor:
+        """The gradient (k, m) of losses of the outputs with respect to Z (k, m).
+
+        Samples do not act on each other, and losses of the same samples mostly have parallel gradients
+        at the outputs: those of this replay's own Z are multiples of what was computed before, then.
+        """
         with torch.enable_grad():
             leaf = Z.detach().requires_grad_()
-            total = self.total(self.network, leaf, labels)
-            (gradient,) = torch.autograd.grad(total, leaf)
-        return gradient if self.sent is None else gradient * self.sent
+            outputs = self._outputs_here() if Z is self.Z else self.run(leaf)
+            at_outputs = outputs.detach().requires_grad_()
+            (slopes,) = torch.autograd.grad(losses(at_outputs), at_outputs)
+            if Z is self.Z and (known := self._along_last(slopes)) is not None:
+                return known
+            outputs = self.run(leaf) if Z is self.Z else outputs
+            (gradient,) = torch.autograd.grad(outputs, leaf, slopes)
+        gradient = gradient if self.sent is None else gradient * self.sent
+        if Z is self.Z:
+            self._last = Z._version, slopes, gradient
+        return gradient
+
+    def _along_last(self, slopes: Tensor) -> Tensor | None:
+        """The gradient (b, m) at Z of slopes (b, outputs) along the last ones; None if they are not."""
+        version, known, gradient = self._last
+        if known is None or gradient is None or version != self.Z._version:
+            return None
+        factor = (slopes * known).sum(1) / known.square().sum(1)  # NaN where a slope vanishes
+        off = (slopes - factor[:, None] * known).norm(dim=1)
+        if not bool((off <= _PARALLEL * slopes.norm(dim=1)).all()):
+            return None
+        return factor[:, None] * gradient
 
     def total(self, network: nn.Module, Z: Tensor, labels: Tensor) -> Tensor:
         """The loss of a network like this one, a sum or mean over the rows of Z."""
@@ -723,17 +753,7 @@ class Replay:
 
     def single_gradients(self, Z: Tensor, labels: Tensor) -> Tensor:
         """dL/dz (b, m) of every sample, each in a batch of its own."""
-        return self.single(Z, labels, once=True)[0]
-
-    def single(
-        self, Z: Tensor, labels: Tensor, *, once: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The same and the losses, which can be differentiated again unless it is for once."""
-        with torch.enable_grad():
-            leaf = Z.detach().requires_grad_()
-            losses = self.single_losses(self.run(leaf), labels)
-            (gradient,) = torch.autograd.grad(losses, leaf, retain_graph=not once)
-        return (gradient if self.sent is None else gradient * self.sent), losses
+        return self._pulled_back(Z, lambda outputs: self.single_losses(outputs, labels))
 
     def single_losses(self, outputs: Tensor, labels: Tensor) -> list[Tensor]:
         """The loss of every sample in a batch of its own, so that a mean divides by one.

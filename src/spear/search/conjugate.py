@@ -20,6 +20,7 @@ from spear.search.deadline import NEVER, Deadline
 _SINGLE = 1e-6  # of the slope: what single precision can take away in one pass
 _ROUNDINGS = 4.0  # of what is left: a slope below these, in each of b entries, is as good as zero
 _PASSES = 4  # of refinement; two are usual
+_IN_NOISE = 0.03  # of an entry's share of what is left: a slope this small is that of noise
 _BELOW_NOISE = 0.1  # of the noise of an entry: an error that small is never seen
 _STEPS = 60  # of a pass: with more, a factorisation is no slower
 _LOOKED_AT = 5  # steps between two looks at what is left
@@ -76,7 +77,8 @@ def least_squares(
     """The change of q (b, k) that takes most away of what is left (rows, k), orthogonal to `fixed`.
 
     Conjugate gradients for least squares, in the precision of the rows (rows, b), until the slope has
-    fallen by the tolerance in all columns, or the steps are used up. Weights (rows, k) are 0 or 1.
+    fallen by the tolerance in all columns or is lost in the noise of what is left, or the steps are
+    used up. Weights (rows, k) are 0 or 1.
     """
     length = left.norm(dim=0).clamp_min(torch.finfo(left.dtype).tiny)
     r = (left / length).to(rows)
@@ -84,7 +86,10 @@ def least_squares(
     s = _beside(rows.T @ r, fixed)
     p, slope = s, s.square().sum(0)
     tiny, eps = torch.finfo(rows.dtype).tiny, torch.finfo(rows.dtype).eps
-    enough = (tolerance**2 * slope).clamp_min(len(s) * (_ROUNDINGS * eps) ** 2)
+    floor = torch.maximum(
+        _IN_NOISE**2 / weight.sum(0).clamp_min(1), r.new_tensor(len(s) * (_ROUNDINGS * eps) ** 2)
+    )  # of the squared slope, relative to what is left
+    enough, flat = tolerance**2 * slope, torch.zeros_like(slope, dtype=torch.bool)
     for step in range(1, _STEPS + 1):
         t = (rows @ p).mul_(weight)
         far = slope / t.square().sum(0).clamp_min(tiny)
@@ -92,10 +97,12 @@ def least_squares(
         r.addcmul_(t, far, value=-1)
         s = _beside(rows.T @ r, fixed)
         before, slope = slope, s.square().sum(0)
-        if step % _LOOKED_AT == 0 and bool((slope <= enough).all()):
-            break
+        if step % _LOOKED_AT == 0:
+            flat = slope <= torch.maximum(enough, floor * r.square().sum(0))
+            if bool(flat.all()):
+                break
         p = s.addcmul(p, slope / before.clamp_min(tiny))
-    return Solved(x.to(left) * length, r.norm(dim=0).to(left) * length, slope <= enough)
+    return Solved(x.to(left) * length, r.norm(dim=0).to(left) * length, flat)
 
 
 def _beside(s: Tensor, fixed: Tensor) -> Tensor:

@@ -302,6 +302,9 @@ _MOST_REPEATS = 24  # of the sharpest, each of which takes away half of what is 
 _LEAST_SHARE = 1e-6  # of the expected length: below, c has turned away
 _HALVINGS = 20  # of a Newton step that overshoots
 _STEPS, _FLAT = 40, 0.1  # of conjugate gradients in a Newton step, and how far the slope falls
+_NO_CURVATURE = (
+    1e-9  # of the most: certain signs, and products of these would be subnormal, and slow
+)
 _LOOKED_AT = 5  # steps between two looks at it
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
@@ -429,6 +432,7 @@ class _LogisticFits:
 
     features: Tensor  # (rows, p)
     own: Tensor  # (rows, k): the feature that each has for itself
+    single: tuple[Tensor, Tensor]  # both in single precision
     sign: Tensor  # (rows, k): 1 on, -1 off, by the size of a typical preactivation
     expected: Tensor  # (p + 1, k)
     strength: float  # of the prior
@@ -445,10 +449,11 @@ class _LogisticFits:
         guess *= torch.sign((along * (sign - sign.mean(0))).sum(0))
         typical = along.square().mean(0).sqrt()
         expected = torch.cat([shared.common.T @ guess, (own.T * guess).sum(0, keepdim=True)])
-        ends = shared.ends
+        ends, own_feature = shared.ends, shared.H @ own.T
         return _LogisticFits(
             shared.features,
-            shared.H @ own.T,
+            own_feature,
+            (shared.features.float(), own_feature.float()),
             sign / typical,
             expected,
             q.shape[1] / shared.prior.width**2,
@@ -511,20 +516,33 @@ class _LogisticFits:
         return x - length * step, z - length * along
 
     def _conjugate_gradients(self, slope: Tensor, curvature: Tensor) -> Tensor:
-        """The Newton step (p + 1, k) for a slope and the curvature of rows (rows, k)."""
-        x, r = torch.zeros_like(slope), slope
-        p, size = r, r.square().sum(0)
+        """The Newton step (p + 1, k) for a slope and the curvature of rows (rows, k), nearly.
+
+        In single precision: the next step takes away what this one leaves.
+        """
+        features, own = self.single
+        tiny = torch.finfo(features.dtype).tiny
+        length = slope.norm(dim=0).clamp_min(tiny)
+        curvature = curvature * self.sign.square()
+        loudest = curvature.amax(0).clamp_min(tiny)
+        curvature = (curvature / loudest).to(features)
+        curvature = curvature * (curvature > _NO_CURVATURE)
+        ridge = (self.strength / loudest).to(features)
+        r = (slope / length).to(features)
+        x, p, size = torch.zeros_like(r), r, r.square().sum(0)
         enough = _FLAT**2 * size
         for step in range(1, _STEPS + 1):
-            t = self.back(curvature * self.margins(p)).add_(p, alpha=self.strength)
-            far = size / (p * t).sum(0).clamp_min(torch.finfo(size.dtype).tiny)
-            x = x.addcmul_(p, far)
+            along = (features @ p[:-1]).addcmul_(own, p[-1]).mul_(curvature)
+            t = torch.cat([features.T @ along, (own * along).sum(0, keepdim=True)])
+            t.addcmul_(p, ridge)
+            far = size / (p * t).sum(0).clamp_min(tiny)
+            x.addcmul_(p, far)
             r = r.addcmul(t, far, value=-1)
             before, size = size, r.square().sum(0)
             if step % _LOOKED_AT == 0 and bool((size <= enough).all()):
                 break
-            p = r.addcmul(p, size / before.clamp_min(torch.finfo(size.dtype).tiny))
-        return x
+            p = r.addcmul(p, size / before.clamp_min(tiny))
+        return x.to(slope) * (length / loudest)
 
     def _weight(self, z: Tensor, softness: Tensor) -> Tensor:
         """What each row counts (rows, k)."""

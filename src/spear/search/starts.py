@@ -33,7 +33,7 @@ _COLUMNS = 128  # starts at a time if there are many, so that their data stays i
 # sample (256 of 2000), where 8 % do without, and four times as many in a narrow layer (60 of 200).
 _MOMENTUM = 0.8
 _LOOKED_AT = 8  # steps between two looks at the clock and at the starts
-_AT_REST = 0.01  # change in a step below which a start has come to rest
+_AT_REST = 0.1  # change in a step below which a start has all but come to rest
 _MOST = 0.95  # share of the starts at rest: the last ones hardly ever arrive
 ACTIVE = 1.0  # entries above this show a row that is on, however far above
 
