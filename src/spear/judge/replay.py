@@ -198,18 +198,31 @@ class Fit:
 
     def off_at(self, scale: Tensor) -> Tensor:
         """How far columns are off (b,), in units of their tolerance, with inputs this much larger."""
-        replay = self.replay
-        Z = replay.scaled(scale)
         if self.labels is None:
             return torch.zeros_like(scale)  # a free gradient adapts
-        return replay.distance(Z, replay.D, self.labels[:, None])[:, 0] / self.tolerance
+        return relative_distance(self._gradient_at(scale), self.replay.D) / self.tolerance
 
     def weights_at(self, scale: Tensor) -> Tensor | None:
         """`weights` (b,) with inputs this much larger (b,)."""
         if self.labels is None:
             return None
-        Z = self.replay.scaled(scale)
-        return self.replay.joint_weights(Z, self.replay.D / scale[:, None], self.labels)
+        s, D = self._gradient_at(scale), self.replay.D / scale[:, None]
+        return (s * D).sum(1) / s.square().sum(1)
+
+    def _gradient_at(self, scale: Tensor) -> Tensor:
+        """dL/dz (b, m), up to a common factor, with inputs this much larger (b,)."""
+        assert self.labels is not None
+        for known, gradient in self._scaled:
+            if torch.equal(known, scale):
+                return gradient
+        gradient = self.replay.gradient(self.replay.scaled(scale), self.labels)
+        self._scaled.append((scale, gradient))
+        return gradient
+
+    @cached_property
+    def _scaled(self) -> list[tuple[Tensor, Tensor]]:
+        """Scales that were asked about, and the gradients there."""
+        return []
 
     def update_off_at(self, scale: Tensor, *, biases: bool) -> float:
         """How far later layers are off, in units of what is allowed, with inputs this much larger."""
@@ -681,7 +694,7 @@ class Replay:
             moved = self.run(Z + h[:, None] * D) - outputs
         labels = []
         at_once = max(1, _ROWS_AT_ONCE // self.classes)
-        for some, w in zip(outputs.split(at_once), moved.split(at_once), strict=True):
+        for some, w in zip(*(torch.split(t, at_once) for t in (outputs, moved)), strict=True):
             self.factors.check_time()
             slope = self._slopes(some).view(len(some), self.classes, -1)
             along = (slope @ w[:, :, None])[:, :, 0] / slope.norm(dim=2)
@@ -693,10 +706,7 @@ class Replay:
         k, count = labels.shape
         each = Z if count == 1 else Z.repeat_interleave(count, 0)
         s = self.gradient(each, labels.flatten()).view(k, count, -1)
-        along = (s * D[:, None]).sum(-1).clamp_min(0) / s.square().sum(-1)
-        distance: Tensor = (D[:, None] - along[..., None] * s).norm(dim=-1)
-        relative: Tensor = distance / D.norm(dim=-1)[:, None]
-        return relative.nan_to_num(torch.inf)
+        return relative_distance(s, D[:, None])
 
     def gradient(self, Z: Tensor, labels: Tensor) -> Tensor:
         """dL/dz of each row (the loss is a sum or mean over rows), up to a common factor."""
@@ -805,6 +815,13 @@ class Replay:
             return noise
         eps = torch.finfo(view.precision).eps
         return noise + eps * float(parameter.detach().norm()) / view.protocol.rate
+
+
+def relative_distance(s: Tensor, D: Tensor) -> Tensor:
+    """How far D (..., m) is from gradients s (..., m), up to one positive factor, relative to it."""
+    along = (s * D).sum(-1).clamp_min(0) / s.square().sum(-1)
+    distance: Tensor = (D - along[..., None] * s).norm(dim=-1) / D.norm(dim=-1)
+    return distance.nan_to_num(torch.inf)
 
 
 @replaying()

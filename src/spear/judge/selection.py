@@ -317,14 +317,12 @@ def rows_below_noise(directions: Directions, silent: Tensor) -> Tensor:
     """
     values = (directions.side.basis @ directions.vectors).abs()  # (rows, b)
     reach = 1.0 if directions.side.round_of_row is None else UNDECIDED / ZERO_DEVIATIONS
-    expected = []
-    for size, zero in zip(values.T, directions.zeros.T, strict=True):
-        on, level = size[~zero], max([directions.side.zero, *size[zero].tolist()])
-        if not len(on):
-            expected.append(0.0)
-            continue
-        nearest = on.sort().values[: max(1, len(on) // 10)]
-        expected.append(reach * level * len(nearest) / float(nearest[-1]))
+    level = torch.where(directions.zeros, values, directions.side.zero).amax(0)
+    on = (~directions.zeros).sum(0)  # (b,)
+    few = (on // 10).clamp_min(1)
+    sizes = values.masked_fill(directions.zeros, torch.inf).sort(0).values
+    density = few / sizes.gather(0, few[None] - 1)[0]  # zero where no row is on
+    expected = (reach * level * density).tolist()
     means = np.array([*expected, sum(expected)])
     *most, together = theory.poisson_bound(means, BELOW_NOISE_CHANCE).tolist()
     if float(silent.sum()) > together:

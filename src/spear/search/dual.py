@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -63,6 +64,12 @@ class DualProblem:
     @property
     def missing(self) -> int:
         return self.U.shape[1]
+
+    @cached_property
+    def prior(self) -> Prior:
+        """Where c is expected, whatever the samples."""
+        width = _PRIOR_WIDTH_ROUNDS if self.over_rounds else _PRIOR_WIDTH
+        return Prior(balance(self).change, width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,8 +281,8 @@ def deflate(problem: DualProblem, q: Tensor, c: Tensor) -> DualProblem:
     k = len(q)
     if k == 0:
         return problem
-    c_basis = torch.linalg.svd(q, full_matrices=True).Vh[k:].T  # (b, b-k)
-    q_basis = torch.linalg.svd(c, full_matrices=True).Vh[k:].T
+    c_basis = torch.linalg.qr(q.T, mode="complete").Q[:, k:]  # (b, b-k)
+    q_basis = torch.linalg.qr(c.T, mode="complete").Q[:, k:]
     q_basis = q_basis @ torch.linalg.inv(c_basis.T @ q_basis)  # dual to c_basis
     U, H, h = problem.U @ q_basis, problem.H @ c_basis, c_basis.T @ problem.h
     return DualProblem(
@@ -320,8 +327,7 @@ class Prior:
     def of(problem: DualProblem, q: Tensor) -> Prior:
         """The best at hand for directions q (k, b)."""
         if problem.coordinates is None:
-            width = _PRIOR_WIDTH_ROUNDS if problem.over_rounds else _PRIOR_WIDTH
-            return Prior(balance(problem).change, width)
+            return problem.prior
         known = unit(problem.coordinates @ q.T, 0)
         return Prior(problem.coordinates, error_of_duals(known) * len(known) ** 0.5)
 
@@ -542,7 +548,8 @@ class _LogisticFits:
             if step % _LOOKED_AT == 0 and bool((size <= enough).all()):
                 break
             p = r.addcmul(p, size / before.clamp_min(tiny))
-        return x.to(slope) * (length / loudest)
+        newton: Tensor = x.to(slope) * (length / loudest)
+        return newton
 
     def _weight(self, z: Tensor, softness: Tensor) -> Tensor:
         """What each row counts (rows, k)."""

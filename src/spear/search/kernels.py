@@ -166,7 +166,9 @@ def _have_spare_zeros(side: Side, white: Tensor, zeros: Tensor, deadline: Deadli
     """
     b, rows = len(white), side.white.float()
     answers = [torch.zeros(0, dtype=torch.bool, device=zeros.device)]
-    most = int(zeros.sum(0).max()) if zeros.numel() else 1
+    if not white.shape[1]:
+        return answers[0]
+    most = int(zeros.sum(0).max())
     step = max(1, _AT_ONCE // (most * b))
     parts = zip(torch.split(white.T.to(rows), step), torch.split(zeros.T, step), strict=True)
     for q, zero in parts:
