@@ -52,6 +52,7 @@ from spear.search.kernels import (
     sparsest_independent,
     unit,
 )
+from spear.search.next_layer import NextLayer, directions_from_messages
 from spear.search.noisy import estimate
 from spear.search.output_layer import vertices_by_linear_programme
 from spear.search.path import OnePass
@@ -197,6 +198,7 @@ class CascadeFinder:
         blocks = blocks_of(0)
         whole = dual_problem(factors, None if blocks is None else blocks.change)
         missing, idle, slow = whole, 0, False
+        following = NextLayer.of(factors) if path is None else None
         fewest = b
 
         def what_is_left() -> DualProblem:
@@ -213,6 +215,12 @@ class CascadeFinder:
                 grown = _block_round(
                     pool, finer, missing, idle=idle, generator=generator, watch=watch
                 )
+            elif following is not None and left > 1:
+                grown = self._message_round(
+                    pool, balance(missing), following, generator=generator, watch=watch
+                )
+                if not grown:
+                    following = None
             elif idle < self.patience:
                 grown = self._round(
                     pool, balance(missing), idle, slow=slow, generator=generator, watch=watch
@@ -279,6 +287,26 @@ class CascadeFinder:
             found = pool.rounded(candidates)
         with watch.stage("vouch"):
             return pool.keep(found, accepted(residual, found, kind > 0, watch))
+
+    def _message_round(
+        self,
+        pool: CandidatePool,
+        residual: BalancedProblem,
+        following: NextLayer,
+        *,
+        generator: torch.Generator,
+        watch: Watch,
+    ) -> bool:
+        """One round with the next layer's gradient; is there a new direction?"""
+        watch.count("rounds")
+        starts = max(128, self.starts * residual.missing)
+        candidates = directions_from_messages(
+            pool.side, residual, following, starts, self.steps, generator, watch
+        )
+        with watch.stage("round"):
+            found = pool.rounded(candidates)
+        with watch.stage("vouch"):
+            return pool.keep(found, accepted(residual, found, False, watch))
 
 
 def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:

@@ -1,0 +1,310 @@
+"""What the next layer's gradient says of a sample: its activation relu(z) lies in a span that is known.
+
+The next layer's gradient is a sum of (gradient of its outputs) times (activation), so the activations
+of the b samples span its row space, V (rows, b). With z = H c of the attacked layer a sample obeys
+
+    y = relu(z),   z in the span of H,   y in the span of V:
+
+rows equations for 2 b unknowns, whichever neurons are off. This needs no zeros to spare, and tells
+samples from mixes in layers too narrow for the search from starts (starts.py).
+
+A sample is found by message passing (vector AMP: Rangan, Schniter, Fletcher 2019). Two estimates take
+turns, each telling the other only what it did not hear from it (the Onsager term):
+
+1. rows    given noisy z and y, how likely is a row on, and what are z and y then? In closed form.
+2. spans   given noisy z and y in all rows, the nearest ones in the spans, with a prior on their size.
+
+Starts whose signs settle are made exact: for a pattern P, c is the kernel of (1 - V V^T) P H, and the
+pattern is read anew. The direction q is then the kernel of U in the rows that are off, as always.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spear.factors import Factors, Side
+from spear.search.deadline import Deadline
+from spear.search.dual import BalancedProblem
+from spear.search.kernels import unit
+from spear.search.parallel import worth_distributing
+from spear.search.sharpening import smallest_eigenvectors
+from spear.search.watch import Watch
+from spear.tolerances import EXACT_ERROR, MARGIN
+
+_KEPT = 0.2  # of the last messages: 0.5 takes twice the steps, none of them lets some starts swing
+_FIRST_VARIANCE = 0.3  # of a start, relative to a sample
+_LEAST_VARIANCE = 1e-4  # of messages: float32 and samples of other sizes than expected leave as much
+_LEAST_PRECISION = 1e-3  # of messages
+_FAR = 9.0  # deviations from zero beyond which a tail is cut
+_COLUMNS = 128  # starts at a time if there are many
+
+
+@dataclass(frozen=True, eq=False)
+class NextLayer:
+    """The span of all activations, from the next layer's gradient."""
+
+    span: Tensor  # (rows, b): orthonormal
+    sizes: Tensor  # (b,): of the gradient along it
+
+    @staticmethod
+    def of(factors: Factors) -> NextLayer | None:
+        """None if the next layer's gradient is not known or does not show b samples."""
+        view = factors.view
+        gradient = view.next_gradient
+        plain = view.rounds is None and not view.dropout and factors.protocol.one_step
+        if gradient is None or not plain or view.trained:
+            return None
+        b = factors.b
+        factors.check_time()
+        live = gradient.to(factors.left)[:, factors.live_rows]
+        _, s, Vt = torch.linalg.svd(live, full_matrices=False)
+        if len(s) <= b or not float(s[b - 1]) or MARGIN * float(s[b] / s[b - 1]) > EXACT_ERROR:
+            return None
+        return NextLayer(Vt[:b].T.contiguous(), s[:b])
+
+
+@dataclass(frozen=True, eq=False)
+class _Span:
+    """Gaussian vectors (rows,) in a span: axes * deviations * normal."""
+
+    axes: Tensor  # (rows, r), orthonormal
+    variances: Tensor  # (r, 1)
+
+    def estimate(self, message: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean (rows, k) given messages with a precision (1, k), and its variance (1, k)."""
+        share = self.variances / (self.variances + 1 / precision)  # (r, k)
+        mean = self.axes @ (share * (self.axes.T @ message))
+        return mean, (share / precision).sum(0, keepdim=True) / len(self.axes)
+
+    @property
+    def single(self) -> _Span:
+        """The same in float32."""
+        return _Span(self.axes.float().contiguous(), self.variances.float())
+
+
+@dataclass(frozen=True, eq=False)
+class _Messages:
+    """Preactivations or activations (rows, k), seen through noise."""
+
+    values: Tensor
+    variance: Tensor  # (1, k)
+
+
+@dataclass(frozen=True, eq=False)
+class _Passing:
+    """What all starts share, in float32."""
+
+    z: _Span
+    y: _Span
+    spread: Tensor  # (rows, 1): variance of z in each row
+    steps: int
+    deadline: Deadline
+
+
+def spans(problem: BalancedProblem, following: NextLayer) -> tuple[_Span, _Span]:
+    """Where z and y are expected, in units of a typical z.
+
+    In balanced coordinates c ~ q, so c has no direction of its own. Activations have the second moments
+    that the next layer's gradient has if the gradients of its outputs are as good as orthogonal. That a
+    sample has c . h = 1 is not used: scales are free, and no start has to get its own right.
+    """
+    axes, s, _ = torch.linalg.svd(problem.H[0], full_matrices=False)
+    return _Span(axes, _shares(s, 1.0, len(axes))), _Span(following.span, _shares(following.sizes, 0.5, len(axes)))
+
+
+def _shares(sizes: Tensor, square: float, rows: int) -> Tensor:
+    """Variances (r, 1) in proportion to squared sizes (r,), for entries of this mean square."""
+    return (sizes.square() * (square * rows / sizes.square().sum()))[:, None]
+
+
+def search_by_messages(
+    problem: BalancedProblem,
+    following: NextLayer,
+    starts: int,
+    steps: int,
+    generator: torch.Generator,
+    watch: Watch,
+) -> tuple[Tensor, Tensor]:
+    """Preactivations z (rows, k) that messages from many starts tend to, and how far the
+    last step moved them (k,), relative to their length."""
+    z, y = (span.single for span in spans(problem, following))
+    spread = (z.axes.square() @ z.variances).clamp_min(_LEAST_VARIANCE)
+    shared = _Passing(z, y, spread, steps, watch.deadline)
+    first = _starts(problem, starts, generator).float()
+    work = 4 * z.axes.numel() * starts * steps
+    width = _COLUMNS if worth_distributing(work) else starts
+    pieces = [(some.contiguous(),) for some in torch.split(first, width, 1)]
+    found = watch.map(_pass_messages, (shared,), pieces, multiplications=work)
+    values, moved = (torch.cat(part, -1) for part in zip(*found, strict=True))
+    return values.double(), moved
+
+
+def _starts(problem: BalancedProblem, count: int, generator: torch.Generator) -> Tensor:
+    """z (rows, count) of sums and differences of two rows, each a mix of half the samples."""
+    U = unit(problem.U)
+    pick = torch.randint(len(U), (2, count), generator=generator, device=generator.device)
+    flip = torch.randint(2, (count, 1), generator=generator, device=generator.device) * 2 - 1
+    one, other = U[pick.to(U.device)]
+    z = problem.H[0] @ (one + other * flip.to(U)).T
+    return z / z.square().mean(0).sqrt()
+
+
+def _pass_messages(shared: _Passing, first: Tensor) -> tuple[Tensor, Tensor]:
+    rows, k = first.shape
+    one = first.new_ones(1, k)
+    z = _Messages(first, _FIRST_VARIANCE * one)
+    y = _Messages(torch.zeros_like(first), one / _LEAST_PRECISION)
+    estimate = before = first
+    for step in range(shared.steps):
+        shared.deadline.check()
+        kept = _KEPT if step else 0.0
+        (z_rows, z_var), (y_rows, y_var) = rows_given(z, y, shared.spread)
+        before = estimate
+        z, estimate = _answer(shared.z, z, z_rows, z_var, kept)
+        y, _ = _answer(shared.y, y, y_rows, y_var, kept)
+    return estimate, (estimate - before).norm(dim=0) / estimate.norm(dim=0)
+
+
+def rows_given(
+    z: _Messages, y: _Messages, spread: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Posterior means (rows, k) of z and y = relu(z), row by row, and their variances (1, k).
+
+    On: z > 0 was seen twice, as z and as y. Off: z < 0 was seen once, and y is noise around zero.
+    """
+    pull = z.values / z.variance
+    g_off = 1 / spread + 1 / z.variance  # (rows, k): precisions
+    g_on = g_off + 1 / y.variance
+    m_off, m_on = pull / g_off, (pull + y.values / y.variance) / g_on
+    a_off, a_on = -m_off * g_off.sqrt(), m_on * g_on.sqrt()
+    odds = (m_on * a_on * g_on.sqrt() + m_off * a_off * g_off.sqrt() - torch.log(g_on / g_off)) / 2
+    odds += torch.special.log_ndtr(a_on) - torch.special.log_ndtr(a_off)
+    on = torch.sigmoid(odds)
+    t_on, t_off = _hazard(a_on), _hazard(a_off)  # means and variances of normals cut at zero
+    z_on, z_off = m_on + t_on / g_on.sqrt(), m_off - t_off / g_off.sqrt()
+    v_on = (1 - t_on * (t_on + a_on)).clamp_min(0) / g_on
+    v_off = (1 - t_off * (t_off + a_off)).clamp_min(0) / g_off
+    square = on * (v_on + z_on.square())
+    y_mean = on * z_on
+    z_mean = y_mean + (1 - on) * z_off
+    z_var = square + (1 - on) * (v_off + z_off.square()) - z_mean.square()
+    y_var = square - y_mean.square()
+    return (z_mean, _average(z_var)), (y_mean, _average(y_var))
+
+
+def _average(variance: Tensor) -> Tensor:
+    return variance.mean(0, keepdim=True).clamp_min(_LEAST_VARIANCE**2)
+
+
+def _hazard(a: Tensor) -> Tensor:
+    """Density over distribution of a standard normal at a, for a < 0 too."""
+    return math.sqrt(2 / math.pi) / torch.special.erfcx((-a / math.sqrt(2)).clamp_min(-_FAR))
+
+
+def _answer(
+    span: _Span, heard: _Messages, mean: Tensor, variance: Tensor, kept: float
+) -> tuple[_Messages, Tensor]:
+    """The span's message to the rows, which said (mean, variance) to what they heard."""
+    precision = (1 / variance - 1 / heard.variance).clamp(_LEAST_PRECISION, 1 / _LEAST_VARIANCE**2)
+    said = mean + (mean - heard.values) / (precision * heard.variance)
+    estimate, left = span.estimate(said, precision)
+    answer = (1 / left - precision).clamp_min(_LEAST_PRECISION)
+    values = estimate + (estimate - said) * precision / answer
+    values = kept * heard.values + (1 - kept) * values
+    new = kept * heard.variance + (1 - kept) / answer
+    return _Messages(values, new.clamp_min(_LEAST_VARIANCE)), estimate
+
+
+_STILL = 1e-2  # of its length: a start that moves farther in a step has not settled
+_NEAR = 0.1  # share of relu(z) outside the span V, for guesses: up to 0.05 for samples
+_PASSES = 6  # of reading the pattern anew: true ones settle in two or three
+_SETTLED = 1e-4  # the same once the pattern is right: 1e-6 in float32 updates, and 1e-3 for most others
+_SURE = 1e-3  # of a typical preactivation: nearer to zero, a sign is not used
+_SAME_SIGNS = 0.98  # share of equal signs above which two starts are the same
+_AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
+
+
+def directions_from_messages(  # noqa: PLR0917
+    side: Side,
+    problem: BalancedProblem,
+    following: NextLayer,
+    starts: int,
+    steps: int,
+    generator: torch.Generator,
+    watch: Watch,
+) -> Tensor:
+    """White directions (k', b) of samples whose activations lie in the next layer's span."""
+    with watch.stage("seek"):
+        z, moved = search_by_messages(problem, following, starts, steps, generator, watch)
+        watch.count("starts", starts)
+    with watch.stage("settle"):
+        z = _distinct_patterns(z[:, moved < _STILL], following, 2 * problem.missing + 8)
+        z = exact_preactivations(problem, following, z, watch.deadline)
+        return _directions_off(side, z, watch.deadline)
+
+
+def outside(following: NextLayer, z: Tensor) -> Tensor:
+    """The share (k,) of relu(z) (rows, k) that is outside the span of all activations."""
+    y = unit(z.clamp_min(0), 0)
+    return (y - following.span @ (following.span.T @ y)).norm(dim=0)
+
+
+def _distinct_patterns(z: Tensor, following: NextLayer, limit: int) -> Tensor:
+    """Those z (rows, k') that fit the span best, no two with the same signs."""
+    rest = outside(following, z)
+    z = z[:, rest.argsort()[: int((rest < _NEAR).sum())]]
+    signs = z.sign()
+    same = signs.T @ signs > (2 * _SAME_SIGNS - 1) * len(z)  # (k, k)
+    open_ = torch.ones_like(same[0])
+    chosen: list[int] = []
+    while len(chosen) < limit and bool(open_.any()):
+        chosen.append(int(open_.int().argmax()))
+        open_ &= ~same[chosen[-1]]
+        open_[chosen[-1]] = False
+    return z[:, chosen]
+
+
+def exact_preactivations(
+    problem: BalancedProblem, following: NextLayer, z: Tensor, deadline: Deadline
+) -> Tensor:
+    """z (rows, k') in the span of H whose relu(z) lie in the span V, from guesses (rows, k).
+
+    With the pattern P = (z > 0) that is linear: (1 - V V^T) P z = 0. What solves it has a pattern too.
+    """
+    axes = torch.linalg.qr(problem.H[0]).Q  # (rows, r)
+    V = following.span
+    step = max(1, _AT_ONCE // axes.numel())
+    settled = [z[:, :0]]
+    for some in torch.split(z, step, 1):
+        for _ in range(_PASSES):
+            deadline.check()
+            on = axes * (some > 0).T[:, :, None]  # (k, rows, r)
+            within = V.T @ on
+            gram = on.mT @ on - within.mT @ within
+            solved = axes @ smallest_eigenvectors(gram, axes.T @ some)
+            solved = solved * (solved * some).sum(0).sign() * len(axes) ** 0.5
+            rest = outside(following, solved)
+            done = rest < _SETTLED
+            settled.append(solved[:, done])
+            some = solved[:, ~done & (rest < _NEAR)]
+            if not some.shape[1]:
+                break
+    return torch.cat(settled, 1)
+
+
+def _directions_off(side: Side, z: Tensor, deadline: Deadline) -> Tensor:
+    """White directions (k', b) that vanish in all rows where z (rows, k) is negative."""
+    b = side.white.shape[1]
+    off = z < -_SURE
+    z, off = z[:, off.sum(0) >= b - 1], off[:, off.sum(0) >= b - 1]
+    found = [side.white.new_zeros(0, b)]
+    for pattern in torch.split(off, max(1, _AT_ONCE // side.white.numel()), 1):
+        deadline.check()
+        A = side.white * pattern.T[:, :, None]  # (k, rows, b)
+        guess = (side.white.T @ (~pattern).to(side.white))
+        found.append(smallest_eigenvectors(A.mT @ A, unit(guess, 0)).T)
+    return torch.cat(found)
