@@ -89,6 +89,8 @@ _SIGN_GUESSES = 128  # random ones: as many as the fewest starts
 # Share of rows whose sign a regression on the zeros gets right: 0.8 and more for samples, up to 0.64
 # for differences of two (64 to 256 images of MNIST and CIFAR-10).
 _PLAIN_AGREEMENT = 0.72
+# Rows per missing sample: with more, rounds without the next layer find half of the batch or more.
+_WIDE = 4
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
 
 
@@ -198,7 +200,7 @@ class CascadeFinder:
         blocks = blocks_of(0)
         whole = dual_problem(factors, None if blocks is None else blocks.change)
         missing, idle, slow = whole, 0, False
-        following = NextLayer.of(factors) if path is None else None
+        following, failed = NextLayer.of(factors) if path is None else None, False
         fewest = b
 
         def what_is_left() -> DualProblem:
@@ -215,16 +217,16 @@ class CascadeFinder:
                 grown = _block_round(
                     pool, finer, missing, idle=idle, generator=generator, watch=watch
                 )
-            elif following is not None and left > 1:
+            elif following is not None and not failed and _narrow(missing, idle, slow):
                 grown = self._message_round(
-                    pool, balance(missing), following, generator=generator, watch=watch
+                    pool, balance(missing), following, idle, generator=generator, watch=watch
                 )
-                if not grown:
-                    following = None
+                failed = not grown
             elif idle < self.patience:
                 grown = self._round(
                     pool, balance(missing), idle, slow=slow, generator=generator, watch=watch
                 )
+                failed = False
             elif idle == self.patience and not whole.dropout and _span_cluster(pool, whole, watch):
                 yield pool.snapshot()
                 return
@@ -293,15 +295,17 @@ class CascadeFinder:
         pool: CandidatePool,
         residual: BalancedProblem,
         following: NextLayer,
+        idle: int,
         *,
         generator: torch.Generator,
         watch: Watch,
     ) -> bool:
         """One round with the next layer's gradient; is there a new direction?"""
         watch.count("rounds")
-        starts = max(128, self.starts * residual.missing)
+        starts = max(128, self.starts * residual.missing) << min(idle // 2, 3)
+        steps = self.steps << min(idle // 2, 1)
         candidates = directions_from_messages(
-            pool.side, residual, following, starts, self.steps, generator, watch
+            pool.side, residual, following, starts, steps, generator, watch
         )
         with watch.stage("round"):
             found = pool.rounded(candidates)
@@ -452,6 +456,11 @@ def _forget_mixes(pool: CandidatePool, whole: DualProblem, blocks: Blocks, watch
         share = read_samples(whole, q, certain_zeros(pool.side, off), watch)[1]
         suspect = suspect & (share < whole.least_agreement)
     pool.forget(suspect)
+
+
+def _narrow(missing: DualProblem, idle: int, slow: bool) -> bool:
+    """Is it worth asking the next layer? If rows alone find, or will find, little."""
+    return missing.missing > 1 and (idle > 0 or slow or len(missing.U) < _WIDE * missing.missing)
 
 
 def _by_blocks(blocks: Blocks, missing: int, idle: int) -> bool:
