@@ -52,7 +52,7 @@ from spear.search.kernels import (
     sparsest_independent,
     unit,
 )
-from spear.search.next_layer import NextLayer, directions_from_messages
+from spear.search.next_layer import NextLayer, directions_off, search_by_messages
 from spear.search.noisy import estimate
 from spear.search.output_layer import vertices_by_linear_programme
 from spear.search.path import OnePass
@@ -302,11 +302,13 @@ class CascadeFinder:
     ) -> bool:
         """One round with the next layer's gradient; is there a new direction?"""
         watch.count("rounds")
-        starts = max(128, self.starts * residual.missing) << min(idle // 2, 3)
+        starts = max(128, residual.missing) << min(idle // 2, 3)
         steps = self.steps << min(idle // 2, 1)
-        candidates = directions_from_messages(
-            pool.side, residual, following, starts, steps, generator, watch
-        )
+        with watch.stage("seek"):
+            z = search_by_messages(residual, following, starts, steps, generator, watch)
+            watch.count("starts", starts)
+        with watch.stage("settle"):
+            candidates = directions_off(pool.side, z, watch.deadline)
         with watch.stage("round"):
             found = pool.rounded(candidates)
         with watch.stage("vouch"):

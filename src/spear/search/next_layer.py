@@ -35,10 +35,17 @@ from spear.search.watch import Watch
 from spear.tolerances import EXACT_ERROR, MARGIN
 
 _KEPT = 0.2  # of the last messages: 0.5 takes twice the steps, none of them lets some starts swing
-_FIRST_VARIANCE = 0.3  # of a start, relative to a sample
-_LEAST_VARIANCE = 1e-4  # of messages: float32 and samples of other sizes than expected leave as much
-_LEAST_PRECISION = 1e-3  # of messages
+# Variances of messages, in units of a typical one: of a start, and the least in the coarse and the fine
+# search. (What messages claim of themselves is too little: they never heard of other samples.)
+_FIRST_VARIANCE, _COARSE, _FINE = 0.3, 1e-4, 1e-6
+_LEAST_PRECISION = 1e-3
 _FAR = 8.0  # erfc is below 1e-28 there, and float32 still has it
+_STILL = 1e-2  # of its length: a start that moves farther in a step has not settled
+_NEAR = 0.1  # share of relu(z) outside the span V, for guesses: up to 0.05 for samples
+_SETTLED = 1e-3  # the same after the fine search: up to 3e-4 for samples, 1e-2 for most others
+_SAME_SIGNS = 0.98  # share of equal signs above which two are the same
+_SURE = 1e-3  # of a typical preactivation: nearer to zero, a sign is not used
+_AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 _COLUMNS = 128  # starts at a time, so that their data stays in the cache
 
 
@@ -99,6 +106,8 @@ class _Passing:
 
     z: _Span
     y: _Span
+    first: float  # variance of what it starts from
+    least: float  # variance of a message
     steps: int
     deadline: Deadline
 
@@ -126,17 +135,22 @@ def search_by_messages(
     steps: int,
     generator: torch.Generator,
     watch: Watch,
-) -> tuple[Tensor, Tensor]:
-    """Preactivations z (rows, k) that messages from many starts tend to, and how far the
-    last step moved them (k,), relative to their length."""
-    z, y = (span.single for span in spans(problem, following))
-    shared = _Passing(z, y, steps, watch.deadline)
+) -> Tensor:
+    """Preactivations z (rows, k) of root mean square 1 whose relu(z) lies in the span V, all different.
+
+    All starts pass messages in float32. Those that settle go on, once each, until they are exact.
+    """
+    z, y = spans(problem, following)
     first = _starts(problem, starts, generator).float()
-    work = 4 * z.axes.numel() * starts * steps
+    coarse = _Passing(z.single, y.single, _FIRST_VARIANCE, _COARSE, steps, watch.deadline)
     pieces = [(some.contiguous(),) for some in torch.split(first, _COLUMNS, 1)]
-    found = watch.map(_pass_messages, (shared,), pieces, multiplications=work)
-    values, moved = (torch.cat(part, -1) for part in zip(*found, strict=True))
-    return values.double(), moved
+    work = 4 * z.axes.numel() * starts * steps
+    parts = zip(*watch.map(_pass_messages, (coarse,), pieces, multiplications=work), strict=True)
+    guess, moved = (torch.cat(part, -1).double() for part in parts)
+    guess = _distinct(guess[:, moved < _STILL], following, _NEAR)
+    fine = _Passing(z, y, _COARSE, _FINE, steps, watch.deadline)
+    exact, _ = _pass_messages(fine, guess)
+    return _distinct(exact, following, _SETTLED)
 
 
 def _starts(problem: BalancedProblem, count: int, generator: torch.Generator) -> Tensor:
@@ -152,7 +166,7 @@ def _starts(problem: BalancedProblem, count: int, generator: torch.Generator) ->
 def _pass_messages(shared: _Passing, first: Tensor) -> tuple[Tensor, Tensor]:
     rows, k = first.shape
     one = first.new_ones(1, k)
-    z = _Messages(first, _FIRST_VARIANCE * one)
+    z = _Messages(first, shared.first * one)
     y = _Messages(torch.zeros_like(first), one / _LEAST_PRECISION)
     estimate = before = first
     for step in range(shared.steps):
@@ -160,8 +174,8 @@ def _pass_messages(shared: _Passing, first: Tensor) -> tuple[Tensor, Tensor]:
         kept = _KEPT if step else 0.0
         (z_rows, z_var), (y_rows, y_var) = rows_given(z, y)
         before = estimate
-        z, estimate = _answer(shared.z, z, z_rows, z_var, kept)
-        y, _ = _answer(shared.y, y, y_rows, y_var, kept)
+        z, estimate = _answer(shared.z, z, z_rows, z_var, kept, shared.least)
+        y, _ = _answer(shared.y, y, y_rows, y_var, kept, shared.least)
     return estimate, (estimate - before).norm(dim=0) / estimate.norm(dim=0)
 
 
@@ -191,7 +205,7 @@ def rows_given(
 
 
 def _average(variance: Tensor) -> Tensor:
-    return variance.mean(0, keepdim=True).clamp_min(_LEAST_VARIANCE**2)
+    return variance.mean(0, keepdim=True).clamp_min(torch.finfo(variance.dtype).tiny)
 
 
 def _log_mills(a: Tensor) -> Tensor:
@@ -205,105 +219,51 @@ def _log_mills(a: Tensor) -> Tensor:
 
 
 def _answer(
-    span: _Span, heard: _Messages, mean: Tensor, variance: Tensor, kept: float
+    span: _Span, heard: _Messages, mean: Tensor, variance: Tensor, kept: float, least: float
 ) -> tuple[_Messages, Tensor]:
     """The span's message to the rows, which said (mean, variance) to what they heard."""
-    precision = (1 / variance - 1 / heard.variance).clamp(_LEAST_PRECISION, 1 / _LEAST_VARIANCE**2)
+    precision = (1 / variance - 1 / heard.variance).clamp_min(_LEAST_PRECISION)
     said = mean + (mean - heard.values) / (precision * heard.variance)
     estimate, left = span.estimate(said, precision)
     answer = (1 / left - precision).clamp_min(_LEAST_PRECISION)
     values = estimate + (estimate - said) * precision / answer
     values = kept * heard.values + (1 - kept) * values
     new = kept * heard.variance + (1 - kept) / answer
-    return _Messages(values, new.clamp_min(_LEAST_VARIANCE)), estimate
-
-
-_STILL = 1e-2  # of its length: a start that moves farther in a step has not settled
-_NEAR = 0.1  # share of relu(z) outside the span V, for guesses: up to 0.05 for samples
-_PASSES = 6  # of reading the pattern anew: true ones settle in two or three
-_SETTLED = 1e-4  # the same once the pattern is right: 1e-6 in float32 updates, and 1e-3 for most others
-_SURE = 1e-3  # of a typical preactivation: nearer to zero, a sign is not used
-_SAME_SIGNS = 0.98  # share of equal signs above which two starts are the same
-_AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
-
-
-def directions_from_messages(  # noqa: PLR0917
-    side: Side,
-    problem: BalancedProblem,
-    following: NextLayer,
-    starts: int,
-    steps: int,
-    generator: torch.Generator,
-    watch: Watch,
-) -> Tensor:
-    """White directions (k', b) of samples whose activations lie in the next layer's span."""
-    with watch.stage("seek"):
-        z, moved = search_by_messages(problem, following, starts, steps, generator, watch)
-        watch.count("starts", starts)
-    with watch.stage("settle"):
-        z = _distinct_patterns(z[:, moved < _STILL], following, 2 * problem.missing + 8)
-        z = exact_preactivations(problem, following, z, watch.deadline)
-        return _directions_off(side, z, watch.deadline)
+    return _Messages(values, new.clamp_min(least)), estimate
 
 
 def outside(following: NextLayer, z: Tensor) -> Tensor:
     """The share (k,) of relu(z) (rows, k) that is outside the span of all activations."""
-    y = unit(z.clamp_min(0), 0)
-    return (y - following.span @ (following.span.T @ y)).norm(dim=0)
+    y = z.clamp_min(0)
+    share: Tensor = (y - following.span @ (following.span.T @ y)).norm(dim=0) / y.norm(dim=0)
+    return share
 
 
-def _distinct_patterns(z: Tensor, following: NextLayer, limit: int) -> Tensor:
-    """Those z (rows, k') that fit the span best, no two with the same signs."""
+def _distinct(z: Tensor, following: NextLayer, near: float) -> Tensor:
+    """Those z (rows, k') that fit the span, the best first, no two with the same signs."""
     rest = outside(following, z)
-    z = z[:, rest.argsort()[: int((rest < _NEAR).sum())]]
+    z = z[:, rest.argsort()[: int((rest < near).sum())]]
     signs = z.sign()
     same = signs.T @ signs > (2 * _SAME_SIGNS - 1) * len(z)  # (k, k)
-    open_ = torch.ones_like(same[0])
+    open_ = torch.ones_like(same[0]) if len(same) else same.new_zeros(0)
     chosen: list[int] = []
-    while len(chosen) < limit and bool(open_.any()):
+    while bool(open_.any()):
         chosen.append(int(open_.int().argmax()))
         open_ &= ~same[chosen[-1]]
         open_[chosen[-1]] = False
-    return z[:, chosen]
+    z = z[:, chosen]
+    return z / z.square().mean(0).sqrt()
 
 
-def exact_preactivations(
-    problem: BalancedProblem, following: NextLayer, z: Tensor, deadline: Deadline
-) -> Tensor:
-    """z (rows, k') in the span of H whose relu(z) lie in the span V, from guesses (rows, k).
-
-    With the pattern P = (z > 0) that is linear: (1 - V V^T) P z = 0. What solves it has a pattern too.
-    """
-    axes = torch.linalg.qr(problem.H[0]).Q  # (rows, r)
-    V = following.span
-    step = max(1, _AT_ONCE // axes.numel())
-    settled = [z[:, :0]]
-    for some in torch.split(z, step, 1):
-        for _ in range(_PASSES):
-            deadline.check()
-            on = axes * (some > 0).T[:, :, None]  # (k, rows, r)
-            within = V.T @ on
-            gram = on.mT @ on - within.mT @ within
-            solved = axes @ smallest_eigenvectors(gram, axes.T @ some)
-            solved = solved * (solved * some).sum(0).sign() * len(axes) ** 0.5
-            rest = outside(following, solved)
-            done = rest < _SETTLED
-            settled.append(solved[:, done])
-            some = solved[:, ~done & (rest < _NEAR)]
-            if not some.shape[1]:
-                break
-    return torch.cat(settled, 1)
-
-
-def _directions_off(side: Side, z: Tensor, deadline: Deadline) -> Tensor:
-    """White directions (k', b) that vanish in all rows where z (rows, k) is negative."""
+def directions_off(side: Side, z: Tensor, deadline: Deadline) -> Tensor:
+    """White directions (k', b) that vanish in all rows where z (rows, k) is negative, if enough are."""
     b = side.white.shape[1]
     off = z < -_SURE
-    z, off = z[:, off.sum(0) >= b - 1], off[:, off.sum(0) >= b - 1]
+    off = off[:, off.sum(0) >= b - 1]
     found = [side.white.new_zeros(0, b)]
     for pattern in torch.split(off, max(1, _AT_ONCE // side.white.numel()), 1):
         deadline.check()
         A = side.white * pattern.T[:, :, None]  # (k, rows, b)
-        guess = (side.white.T @ (~pattern).to(side.white))
+        guess = side.white.T @ (~pattern).to(side.white)
         found.append(smallest_eigenvectors(A.mT @ A, unit(guess, 0)).T)
     return torch.cat(found)
