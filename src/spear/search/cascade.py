@@ -200,7 +200,7 @@ class CascadeFinder:
         blocks = blocks_of(0)
         whole = dual_problem(factors, None if blocks is None else blocks.change)
         missing, idle, slow = whole, 0, False
-        following, failed = NextLayer.of(factors) if path is None else None, False
+        following, failed, known = NextLayer.of(factors) if path is None else None, False, 0
         fewest = b
 
         def what_is_left() -> DualProblem:
@@ -218,6 +218,9 @@ class CascadeFinder:
                     pool, finer, missing, idle=idle, generator=generator, watch=watch
                 )
             elif following is not None and not failed and _narrow(missing, idle, slow):
+                q, _ = pool.overdetermined()
+                following = following.without(side.white @ q[known:].T, watch.deadline)
+                known = len(q)
                 grown = self._message_round(
                     pool, balance(missing), following, idle, generator=generator, watch=watch
                 )

@@ -20,6 +20,7 @@ pattern is read anew. The direction q is then the kernel of U in the rows that a
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from spear.factors import Factors, Side
 from spear.search.deadline import Deadline
-from spear.search.dual import BalancedProblem
+from spear.search.dual import BalancedProblem, solve_definite
 from spear.search.kernels import unit
 from spear.search.sharpening import smallest_eigenvectors
 from spear.search.watch import Watch
@@ -40,37 +41,65 @@ _KEPT = 0.2  # of the last messages: 0.5 takes twice the steps, none of them let
 _FIRST_VARIANCE, _COARSE, _FINE = 0.3, 1e-4, 1e-6
 _LEAST_PRECISION = 1e-3
 _FAR = 8.0  # erfc is below 1e-28 there, and float32 still has it
+_SURE_LOG = 40.0  # of odds: more would give denormal numbers, which are slow
 _STILL = 1e-2  # of its length: a start that moves farther in a step has not settled
 _NEAR = 0.1  # share of relu(z) outside the span V, for guesses: up to 0.05 for samples
 _SETTLED = 1e-3  # the same after the fine search: up to 3e-4 for samples, 1e-2 for most others
 _SAME_SIGNS = 0.98  # share of equal signs above which two are the same
 _SURE = 1e-3  # of a typical preactivation: nearer to zero, a sign is not used
-_AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
-_COLUMNS = 128  # starts at a time, so that their data stays in the cache
+_AT_ONCE = 1 << 22  # entries of the largest tensor: 32 MB in float64
+_COLUMNS = 64  # starts at a time, so that their data stays in the cache
 
 
 @dataclass(frozen=True, eq=False)
 class NextLayer:
-    """The span of all activations, from the next layer's gradient."""
+    """The next layer's gradient, A S B^T: activations are y = B S w, gradients at its outputs A r.
 
-    span: Tensor  # (rows, b): orthonormal
-    sizes: Tensor  # (b,): of the gradient along it
+    As in the attacked layer w and r are dual: w_i . r_j = 1 if i = j, else 0.
+    """
+
+    span: Tensor  # (rows, b): B, orthonormal
+    sizes: Tensor  # (b,): S
+    back: Tensor | None  # (rows, b): W^T A, so that d = W^T A r where a row is on; if W is known
+    missing: Tensor  # (b, r): w of samples that are missing lie in its span
 
     @staticmethod
     def of(factors: Factors) -> NextLayer | None:
         """None if the next layer's gradient is not known or does not show b samples."""
-        view = factors.view
+        view, b = factors.view, factors.b
         gradient = view.next_gradient
         plain = view.rounds is None and not view.dropout and factors.protocol.one_step
-        if gradient is None or not plain or view.trained:
+        if gradient is None or not plain or view.trained or factors.relu == "before":
             return None
-        b = factors.b
         factors.check_time()
-        live = gradient.to(factors.left)[:, factors.live_rows]
-        _, s, Vt = torch.linalg.svd(live, full_matrices=False)
-        if len(s) <= b or not float(s[b - 1]) or MARGIN * float(s[b] / s[b - 1]) > EXACT_ERROR:
+        live = factors.live_rows
+        A, s, Bt = torch.linalg.svd(gradient.to(factors.left)[:, live], full_matrices=False)
+        if len(s) <= b or MARGIN * float(s[b]) > EXACT_ERROR * float(s[b - 1]):
             return None
-        return NextLayer(Vt[:b].T.contiguous(), s[:b])
+        weight = view.next_weight
+        back = None if weight is None else weight.to(A)[:, live].T @ A[:, :b]
+        one = torch.eye(b, dtype=s.dtype, device=s.device)
+        return NextLayer(Bt[:b].T.contiguous(), s[:b], back, one)
+
+    def without(self, d: Tensor, deadline: Deadline) -> NextLayer:
+        """The same beside samples that were found, with gradients d (rows, k) of any scale.
+
+        Where a row is on, d = W^T A r: about half of the rows for b unknowns. What does not fit is no
+        sample, and nothing follows from it.
+        """
+        if self.back is None or not d.shape[1]:
+            return self
+        found = []
+        for some in torch.split(unit(d, 0), max(1, _AT_ONCE // self.back.numel()), 1):
+            deadline.check()
+            on = (some.abs() > _SURE * _SURE).T[:, :, None]  # (k, rows, 1)
+            A = self.back * on
+            r = solve_definite(A.mT @ A, A.mT @ some.T[:, :, None])  # (k, b, 1)
+            fits = (A @ r - some.T[:, :, None]).norm(dim=(1, 2)) < EXACT_ERROR
+            found.append(unit(r[fits, :, 0]))
+        r = torch.cat(found) @ self.missing  # (k, r)
+        rest = torch.linalg.svd(r, full_matrices=True).Vh[len(r) :].T
+        return dataclasses.replace(self, missing=self.missing @ rest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,13 +148,14 @@ def spans(problem: BalancedProblem, following: NextLayer) -> tuple[_Span, _Span]
     that the next layer's gradient has if the gradients of its outputs are as good as orthogonal. That a
     sample has c . h = 1 is not used: scales are free, and no start has to get its own right.
     """
-    axes, s, _ = torch.linalg.svd(problem.H[0], full_matrices=False)
-    return _Span(axes, _shares(s, 1.0, len(axes))), _Span(following.span, _shares(following.sizes, 0.5, len(axes)))
+    activations = following.span @ (following.sizes[:, None] * following.missing)
+    return _span(problem.H[0], 1.0), _span(activations, 0.5)
 
 
-def _shares(sizes: Tensor, square: float, rows: int) -> Tensor:
-    """Variances (r, 1) in proportion to squared sizes (r,), for entries of this mean square."""
-    return (sizes.square() * (square * rows / sizes.square().sum()))[:, None]
+def _span(vectors: Tensor, square: float) -> _Span:
+    """Normal mixes of vectors (rows, r), with entries of this mean square."""
+    axes, s, _ = torch.linalg.svd(vectors, full_matrices=False)
+    return _Span(axes, (s.square() * (square * len(axes) / s.square().sum()))[:, None])
 
 
 def search_by_messages(
@@ -190,9 +220,9 @@ def rows_given(
     both = (z.values * g_off + y.values / y.variance) / g_on
     a_off, a_on = -z.values * g_off.sqrt(), both * g_on.sqrt()  # in deviations from zero
     log_off, log_on = _log_mills(a_off), _log_mills(a_on)
-    on = torch.sigmoid(log_on - log_off - torch.log(g_on / g_off) / 2)
+    on = torch.sigmoid((log_on - log_off - torch.log(g_on / g_off) / 2).clamp(-_SURE_LOG, _SURE_LOG))
     # Means and variances of normals cut at zero.
-    t_off, t_on = (math.sqrt(2 / math.pi) * torch.exp(-log) for log in (log_off, log_on))
+    t_off, t_on = (math.sqrt(2 / math.pi) * torch.exp(-log.clamp_max(_SURE_LOG)) for log in (log_off, log_on))
     z_off, z_on = z.values - t_off / g_off.sqrt(), both + t_on / g_on.sqrt()
     v_off = (1 - t_off * (t_off + a_off)).clamp_min(0) / g_off
     v_on = (1 - t_on * (t_on + a_on)).clamp_min(0) / g_on
