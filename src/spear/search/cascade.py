@@ -89,8 +89,7 @@ _SIGN_GUESSES = 128  # random ones: as many as the fewest starts
 # Share of rows whose sign a regression on the zeros gets right: 0.8 and more for samples, up to 0.64
 # for differences of two (64 to 256 images of MNIST and CIFAR-10).
 _PLAIN_AGREEMENT = 0.72
-# Rows per missing sample: with more, rounds without the next layer find half of the batch or more.
-_WIDE = 4
+_WIDE = 4  # rows per sample: with more, rounds without the next layer find half of the batch or more
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
 
 
@@ -200,7 +199,8 @@ class CascadeFinder:
         blocks = blocks_of(0)
         whole = dual_problem(factors, None if blocks is None else blocks.change)
         missing, idle, slow = whole, 0, False
-        following, failed, known = NextLayer.of(factors) if path is None else None, False, 0
+        next_layer = functools.cache(functools.partial(NextLayer.of, factors))  # if it is needed
+        following, known, failed = None, 0, False
         fewest = b
 
         def what_is_left() -> DualProblem:
@@ -212,12 +212,15 @@ class CascadeFinder:
             missing = what_is_left()
         while missing.missing and not watch.expired:
             left = missing.missing
+            asks = path is None and left > 1 and not failed and idle <= self.patience
+            asks &= following is not None or idle > 0 or slow or len(whole.U) < _WIDE * left
+            failed = False
             if blocks is not None and _by_blocks(blocks, left, idle) and idle < self.patience:
                 finer = blocks_of(idle // 2) or blocks
                 grown = _block_round(
                     pool, finer, missing, idle=idle, generator=generator, watch=watch
                 )
-            elif following is not None and not failed and _narrow(missing, idle, slow):
+            elif asks and (following := following or next_layer()) is not None:
                 q, _ = pool.overdetermined()
                 following = following.without(side.white @ q[known:].T, watch.deadline)
                 known = len(q)
@@ -229,7 +232,6 @@ class CascadeFinder:
                 grown = self._round(
                     pool, balance(missing), idle, slow=slow, generator=generator, watch=watch
                 )
-                failed = False
             elif idle == self.patience and not whole.dropout and _span_cluster(pool, whole, watch):
                 yield pool.snapshot()
                 return
@@ -243,7 +245,7 @@ class CascadeFinder:
                     yield pool.snapshot()
                 return
             watch.report("search", found=b - left, batch_size=b)
-            idle += 1
+            idle += not failed
             if grown:
                 if blocks is not None:
                     _forget_mixes(pool, whole, blocks, watch)
@@ -461,11 +463,6 @@ def _forget_mixes(pool: CandidatePool, whole: DualProblem, blocks: Blocks, watch
         share = read_samples(whole, q, certain_zeros(pool.side, off), watch)[1]
         suspect = suspect & (share < whole.least_agreement)
     pool.forget(suspect)
-
-
-def _narrow(missing: DualProblem, idle: int, slow: bool) -> bool:
-    """Is it worth asking the next layer? If rows alone find, or will find, little."""
-    return missing.missing > 1 and (idle > 0 or slow or len(missing.U) < _WIDE * missing.missing)
 
 
 def _by_blocks(blocks: Blocks, missing: int, idle: int) -> bool:

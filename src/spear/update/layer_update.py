@@ -255,7 +255,8 @@ class LayerUpdate:
         """The weight of that layer, if its gradient and the model are known."""
         if self.model is None or self.next_gradient is None:
             return None
-        return dict(self.model.named_parameters()).get(self._next_weight)
+        weight = dict(self.model.named_parameters()).get(self._next_weight)
+        return None if weight is None else weight.detach()
 
     @property
     def _next_weight(self) -> str:
