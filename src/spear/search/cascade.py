@@ -89,7 +89,9 @@ _SIGN_GUESSES = 128  # random ones: as many as the fewest starts
 # Share of rows whose sign a regression on the zeros gets right: 0.8 and more for samples, up to 0.64
 # for differences of two (64 to 256 images of MNIST and CIFAR-10).
 _PLAIN_AGREEMENT = 0.72
-_WIDE = 4  # rows per sample: with more, rounds without the next layer find half of the batch or more
+_WIDE = (
+    4  # rows per sample: with more, rounds without the next layer find half of the batch or more
+)
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
 
 

@@ -41,7 +41,7 @@ _KEPT = 0.2  # of the last messages: 0.5 takes twice the steps, none of them let
 _FIRST_VARIANCE, _COARSE, _FINE = 0.3, 1e-4, 1e-6
 _LEAST_PRECISION = 1e-3
 _FAR = 8.0  # erfc is below 1e-28 there, and float32 still has it
-_SURE_LOG = 40.0  # of odds: more would give denormal numbers, which are slow
+_SURE_ODDS = 40.0  # logarithm: more would give denormal numbers, which are slow
 _STILL = 1e-2  # of its length: a start that moves farther in a step has not settled
 _NEAR = 0.1  # share of relu(z) outside the span V, for guesses: up to 0.05 for samples
 _SETTLED = 1e-3  # the same after the fine search: up to 3e-4 for samples, 1e-2 for most others
@@ -74,7 +74,7 @@ class NextLayer:
         factors.check_time()
         live = factors.live_rows
         A, s, Bt = torch.linalg.svd(gradient.to(factors.left)[:, live], full_matrices=False)
-        if len(s) <= b or MARGIN * float(s[b]) > EXACT_ERROR * float(s[b - 1]):
+        if len(s) <= b or MARGIN * float(s[b]) >= EXACT_ERROR * float(s[b - 1]):
             return None
         weight = view.next_weight
         back = None if weight is None else weight.to(A)[:, live].T @ A[:, :b]
@@ -123,15 +123,15 @@ class _Span:
 
 @dataclass(frozen=True, eq=False)
 class _Messages:
-    """Preactivations or activations (rows, k), seen through noise."""
+    """Preactivations or activations, seen through noise."""
 
-    values: Tensor
+    values: Tensor  # (rows, k)
     variance: Tensor  # (1, k)
 
 
 @dataclass(frozen=True, eq=False)
 class _Passing:
-    """What all starts share, in float32."""
+    """What all starts share."""
 
     z: _Span
     y: _Span
@@ -158,7 +158,7 @@ def _span(vectors: Tensor, square: float) -> _Span:
     return _Span(axes, (s.square() * (square * len(axes) / s.square().sum()))[:, None])
 
 
-def search_by_messages(
+def search_by_messages(  # noqa: PLR0917
     problem: BalancedProblem,
     following: NextLayer,
     starts: int,
@@ -189,30 +189,28 @@ def _starts(problem: BalancedProblem, count: int, generator: torch.Generator) ->
     pick = torch.randint(len(U), (2, count), generator=generator, device=generator.device)
     flip = torch.randint(2, (count, 1), generator=generator, device=generator.device) * 2 - 1
     one, other = U[pick.to(U.device)]
-    z = problem.H[0] @ (one + other * flip.to(U)).T
+    z: Tensor = problem.H[0] @ (one + other * flip.to(U)).T
     return z / z.square().mean(0).sqrt()
 
 
 def _pass_messages(shared: _Passing, first: Tensor) -> tuple[Tensor, Tensor]:
-    rows, k = first.shape
-    one = first.new_ones(1, k)
+    """z (rows, k) from starts, and how far the last step moved them (k,), relative to their length."""
+    one = torch.ones_like(first[:1])
     z = _Messages(first, shared.first * one)
     y = _Messages(torch.zeros_like(first), one / _LEAST_PRECISION)
     estimate = before = first
     for step in range(shared.steps):
         shared.deadline.check()
         kept = _KEPT if step else 0.0
-        (z_rows, z_var), (y_rows, y_var) = rows_given(z, y)
+        z_said, y_said = rows_given(z, y)
         before = estimate
-        z, estimate = _answer(shared.z, z, z_rows, z_var, kept, shared.least)
-        y, _ = _answer(shared.y, y, y_rows, y_var, kept, shared.least)
+        z, estimate = _answer(shared.z, z, z_said, kept=kept, least=shared.least)
+        y, _ = _answer(shared.y, y, y_said, kept=kept, least=shared.least)
     return estimate, (estimate - before).norm(dim=0) / estimate.norm(dim=0)
 
 
-def rows_given(
-    z: _Messages, y: _Messages
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Posterior means (rows, k) of z and y = relu(z), row by row, and their variances (1, k).
+def rows_given(z: _Messages, y: _Messages) -> tuple[_Messages, _Messages]:
+    """Posterior means of z and y = relu(z), row by row, and their variances, averaged over rows.
 
     On: z > 0 was seen twice, as z and as y. Off: z < 0 was seen once, and y is noise around zero.
     """
@@ -220,9 +218,9 @@ def rows_given(
     both = (z.values * g_off + y.values / y.variance) / g_on
     a_off, a_on = -z.values * g_off.sqrt(), both * g_on.sqrt()  # in deviations from zero
     log_off, log_on = _log_mills(a_off), _log_mills(a_on)
-    on = torch.sigmoid((log_on - log_off - torch.log(g_on / g_off) / 2).clamp(-_SURE_LOG, _SURE_LOG))
-    # Means and variances of normals cut at zero.
-    t_off, t_on = (math.sqrt(2 / math.pi) * torch.exp(-log.clamp_max(_SURE_LOG)) for log in (log_off, log_on))
+    odds = log_on - log_off - torch.log(g_on / g_off) / 2
+    on = torch.sigmoid(odds.clamp(-_SURE_ODDS, _SURE_ODDS))
+    t_off, t_on = _density(log_off), _density(log_on)  # of normals cut at zero, where they are cut
     z_off, z_on = z.values - t_off / g_off.sqrt(), both + t_on / g_on.sqrt()
     v_off = (1 - t_off * (t_off + a_off)).clamp_min(0) / g_off
     v_on = (1 - t_on * (t_on + a_on)).clamp_min(0) / g_on
@@ -231,7 +229,7 @@ def rows_given(
     z_mean = y_mean + (1 - on) * z_off
     z_var = square + (1 - on) * (v_off + z_off.square()) - z_mean.square()
     y_var = square - y_mean.square()
-    return (z_mean, _average(z_var)), (y_mean, _average(y_var))
+    return _Messages(z_mean, _average(z_var)), _Messages(y_mean, _average(y_var))
 
 
 def _average(variance: Tensor) -> Tensor:
@@ -248,18 +246,26 @@ def _log_mills(a: Tensor) -> Tensor:
     return torch.log(tail) + x.clamp_max(_FAR).square()
 
 
+def _density(log_mills: Tensor) -> Tensor:
+    """Density over distribution of a standard normal."""
+    return math.sqrt(2 / math.pi) * torch.exp(-log_mills.clamp_max(_SURE_ODDS))
+
+
 def _answer(
-    span: _Span, heard: _Messages, mean: Tensor, variance: Tensor, kept: float, least: float
+    span: _Span, heard: _Messages, said: _Messages, *, kept: float, least: float
 ) -> tuple[_Messages, Tensor]:
-    """The span's message to the rows, which said (mean, variance) to what they heard."""
-    precision = (1 / variance - 1 / heard.variance).clamp_min(_LEAST_PRECISION)
-    said = mean + (mean - heard.values) / (precision * heard.variance)
-    estimate, left = span.estimate(said, precision)
-    answer = (1 / left - precision).clamp_min(_LEAST_PRECISION)
-    values = estimate + (estimate - said) * precision / answer
+    """The span's message to the rows, which made of what they heard what they said; its estimate.
+
+    What the rows had from the span is taken out of what they said, and the other way round.
+    """
+    precision = (1 / said.variance - 1 / heard.variance).clamp_min(_LEAST_PRECISION)
+    new = said.values + (said.values - heard.values) / (precision * heard.variance)
+    estimate, variance = span.estimate(new, precision)
+    answer = (1 / variance - precision).clamp_min(_LEAST_PRECISION)
+    values = estimate + (estimate - new) * precision / answer
     values = kept * heard.values + (1 - kept) * values
-    new = kept * heard.variance + (1 - kept) / answer
-    return _Messages(values, new.clamp_min(least)), estimate
+    variance = kept * heard.variance + (1 - kept) / answer
+    return _Messages(values, variance.clamp_min(least)), estimate
 
 
 def outside(following: NextLayer, z: Tensor) -> Tensor:
