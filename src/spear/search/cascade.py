@@ -52,6 +52,7 @@ from spear.search.kernels import (
     sparsest_independent,
     unit,
 )
+from spear.search.next_layer import NextLayer, directions_off, search_by_messages
 from spear.search.noisy import estimate
 from spear.search.output_layer import vertices_by_linear_programme
 from spear.search.path import OnePass
@@ -92,6 +93,9 @@ _PLAIN_AGREEMENT = 0.72
 # Starts of a usual round per sample that it finds: nearly all end near one, several near the same.
 _STARTS_PER_HIT = 4
 _MOST_STARTS = 8  # times as many as in the first round
+_WIDE = (
+    4  # rows per sample: with more, rounds without the next layer find half of the batch or more
+)
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
 
 
@@ -213,8 +217,9 @@ class CascadeFinder:
         blocks_of = functools.cache(functools.partial(Blocks.of, factors))
         blocks = blocks_of(0)
         whole = dual_problem(factors, None if blocks is None else blocks.change)
-        missing, idle, slow = whole, 0, False
-        fewest, more = b, 1.0  # times the usual starts
+        next_layer = functools.cache(functools.partial(NextLayer.of, factors))  # if it is needed
+        following, known, failed = None, 0, False
+        missing, idle, slow, fewest, more = whole, 0, False, b, 1.0  # `more` times the usual starts
 
         def what_is_left() -> DualProblem:
             if path is None:
@@ -225,11 +230,22 @@ class CascadeFinder:
             missing = what_is_left()
         while missing.missing and not watch.expired:
             left = missing.missing
+            narrow = following is not None or idle > 0 or slow or len(whole.U) < _WIDE * left
+            asks = narrow and path is None and left > 1 and not failed and idle <= self.patience
+            failed = False
             if blocks is not None and _by_blocks(blocks, left, idle) and idle < self.patience:
                 finer = blocks_of(idle // 2) or blocks
                 grown = _block_round(
                     pool, finer, missing, idle=idle, generator=generator, watch=watch
                 )
+            elif asks and (following := following or next_layer()) is not None:
+                q, _ = pool.overdetermined()
+                following = following.without(side.white @ q[known:].T, watch.deadline)
+                known = len(q)
+                grown = self._message_round(
+                    pool, balance(missing), following, idle, generator=generator, watch=watch
+                )
+                failed = not grown
             elif idle < self.patience:
                 effort = _Effort(idle, more, slow)
                 grown = self._round(pool, balance(missing), effort, generator, watch)
@@ -246,7 +262,7 @@ class CascadeFinder:
                     yield pool.snapshot()
                 return
             watch.report("search", found=b - left, batch_size=b)
-            idle += 1
+            idle += not failed
             if grown:
                 if blocks is not None:
                     _forget_mixes(pool, whole, blocks, watch)
@@ -301,6 +317,30 @@ class CascadeFinder:
             found = pool.rounded(candidates)
         with watch.stage("vouch"):
             return pool.keep(found, accepted(residual, found, kind > 0, watch))
+
+    def _message_round(
+        self,
+        pool: CandidatePool,
+        residual: BalancedProblem,
+        following: NextLayer,
+        idle: int,
+        *,
+        generator: torch.Generator,
+        watch: Watch,
+    ) -> bool:
+        """One round with the next layer's gradient; is there a new direction?"""
+        watch.count("rounds")
+        starts = max(128, residual.missing) << min(idle // 2, 3)
+        steps = self.steps << min(idle // 2, 1)
+        with watch.stage("seek"):
+            z = search_by_messages(residual, following, starts, steps, generator, watch)
+            watch.count("starts", starts)
+        with watch.stage("settle"):
+            candidates = directions_off(pool.side, z, watch.deadline)
+        with watch.stage("round"):
+            found = pool.rounded(candidates)
+        with watch.stage("vouch"):
+            return pool.keep(found, accepted(residual, found, False, watch))
 
 
 def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:

@@ -91,7 +91,7 @@ def _sharpen(  # noqa: PLR0917
         weight = torch.sigmoid(-score / _SIGN_SOFTNESS) / (entries.square() + nearly**2)
         weight, index = weight.topk(min(rows, _ROWS * b), dim=0)
         A = U[index.T] * weight.T.sqrt()[:, :, None]  # (k, rows used, b)
-        q = _smallest(A.mT @ A, q)
+        q = smallest_eigenvectors(A.mT @ A, q)
     zeros = (_entries(U, q).abs() <= _TRIMMED) & (score < _SIGN_SOFTNESS)
     return _trim(side, U, q, zeros, deadline)
 
@@ -113,7 +113,7 @@ def _trim(side: Side, U: Tensor, q: Tensor, kept: Tensor, deadline: Deadline) ->
     while True:
         deadline.check()
         gram = A.mT @ (A * kept[:, :, None])
-        q = _smallest(gram, q)
+        q = smallest_eigenvectors(gram, q)
         left = (A @ q.T[:, :, None]).squeeze(2).abs() * kept
         values = (basis @ unit(q / side.scales[:, None], 0).T[:, :, None]).squeeze(2).abs() * kept
         vanishes = values.amax(1) <= zero_margin(side) * side.zero
@@ -131,7 +131,7 @@ def _trim(side: Side, U: Tensor, q: Tensor, kept: Tensor, deadline: Deadline) ->
         kept[i, worst[i]] = False
 
 
-def _smallest(gram: Tensor, guess: Tensor) -> Tensor:
+def smallest_eigenvectors(gram: Tensor, guess: Tensor) -> Tensor:
     """Eigenvectors (b, k) of the smallest eigenvalues of (k, b, b), by inverse iteration."""
     b = gram.shape[1]
     gram = gram / gram.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]

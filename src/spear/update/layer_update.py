@@ -247,11 +247,24 @@ class LayerUpdate:
     @property
     def next_gradient(self) -> Tensor | None:
         """The weight gradient of the next linear layer, one ReLU away, if it is known."""
+        gradient = self.others.get(self._next_weight)
+        return None if gradient is None or gradient.shape[1] != self.outputs else gradient
+
+    @property
+    def next_weight(self) -> Tensor | None:
+        """The weight of that layer, if its gradient and the model are known."""
+        if self.model is None or self.next_gradient is None:
+            return None
+        weight = dict(self.model.named_parameters()).get(self._next_weight)
+        return None if weight is None else weight.detach()
+
+    @property
+    def _next_weight(self) -> str:
+        """The name of the next linear layer's weight; empty if there is none, or several."""
         following = [
             r.name for r in self.considered if self.layer is not None and r.reads == self.layer
         ]
-        gradient = self.others.get(f"{following[0]}.weight") if len(following) == 1 else None
-        return None if gradient is None or gradient.shape[1] != self.outputs else gradient
+        return f"{following[0]}.weight" if len(following) == 1 else ""
 
     @property
     def meaning(self) -> str:
