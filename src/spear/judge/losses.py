@@ -235,6 +235,13 @@ class Criterion:
         """The loss of rows (k, columns) with labels (k,), or numbers; a sum or mean over rows."""
         return self._with(self._cast, rows, labels)
 
+    def each(self, rows: Tensor, labels: Tensor) -> Tensor:
+        """The loss (k,) of every row by itself."""
+        plain = self.squash is None and self.outputs.plain and self._cast is _indices
+        if self.loss is usual_loss and plain and self.outputs.main_size > 1:
+            return functional.cross_entropy(rows, labels, reduction="none")
+        return torch.stack([self(rows[i : i + 1], labels[i : i + 1]) for i in range(len(rows))])
+
     def takes_every_label(self, rows: Tensor) -> bool:
         """Does the loss take as many labels as its main tensor has numbers?"""
         last = torch.full((len(rows),), max(1, self.outputs.main_size - 1), device=rows.device)

@@ -254,7 +254,7 @@ class Fit:
             return weighed
         single = replay.single_gradients(Z, self.labels)
         factor = (single * D).sum(1) / single.square().sum(1)
-        return factor * torch.stack(replay.single_losses(replay.run(Z), self.labels))
+        return factor * replay.single_losses(replay.run(Z), self.labels)
 
     def _total(self, Z: Tensor, D: Tensor) -> Tensor:
         return self._totals(Z, D).sum()
@@ -614,8 +614,8 @@ class Replay:
         leaf = outputs.repeat_interleave(self.classes, 0).detach().requires_grad_()
         every = torch.arange(self.classes, device=outputs.device).repeat(len(outputs))
         with torch.enable_grad():
-            losses = self.single_losses(leaf, every) if single else [self.criterion(leaf, every)]
-            (slopes,) = torch.autograd.grad(losses, leaf)
+            loss = (self.single_losses if single else self.criterion)(leaf, every).sum()
+            (slopes,) = torch.autograd.grad(loss, leaf)
         return slopes
 
     @cached_property
@@ -652,8 +652,8 @@ class Replay:
         """How far a true sample's replayed gradient may be off (b,), relative to its length."""
         with torch.enable_grad():
             outputs = self._outputs_here().requires_grad_()
-            losses = self.single_losses(outputs, labels)
-            gradient: Tensor = torch.autograd.grad(losses, outputs)[0]
+            loss = self.single_losses(outputs, labels).sum()
+            gradient: Tensor = torch.autograd.grad(loss, outputs)[0]
         size = gradient.norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
         tolerance: Tensor = self.rounding * (1 + 1 / size) + self.sample_tolerance
         return tolerance.clamp_max(REPLAY_LIMIT)
@@ -710,9 +710,9 @@ class Replay:
 
     def gradient(self, Z: Tensor, labels: Tensor) -> Tensor:
         """dL/dz of each row (the loss is a sum or mean over rows), up to a common factor."""
-        return self._pulled_back(Z, lambda outputs: [self.criterion(outputs, labels)])
+        return self._pulled_back(Z, lambda outputs: self.criterion(outputs, labels))
 
-    def _pulled_back(self, Z: Tensor, losses: Callable[[Tensor], list[Tensor]]) -> Tensor:
+    def _pulled_back(self, Z: Tensor, losses: Callable[[Tensor], Tensor]) -> Tensor:
         """The gradient (k, m) of losses of the outputs with respect to Z (k, m).
 
         Samples do not act on each other, and losses of the same samples mostly have parallel gradients
@@ -722,11 +722,12 @@ class Replay:
             leaf = Z.detach().requires_grad_()
             outputs = self._outputs_here() if Z is self.Z else self.run(leaf)
             at_outputs = outputs.detach().requires_grad_()
-            (slopes,) = torch.autograd.grad(losses(at_outputs), at_outputs)
+            (slopes,) = torch.autograd.grad(losses(at_outputs).sum(), at_outputs)
             if Z is self.Z and (known := self._along_last(slopes)) is not None:
                 return known
             outputs = self.run(leaf) if Z is self.Z else outputs
-            (gradient,) = torch.autograd.grad(outputs, leaf, slopes)
+            # As a number: torch takes half a second to import what it needs for anything else.
+            (gradient,) = torch.autograd.grad((outputs * slopes).sum(), leaf)
         gradient = gradient if self.sent is None else gradient * self.sent
         if Z is self.Z:
             self._last = Z._version, slopes, gradient
@@ -765,15 +766,12 @@ class Replay:
         """dL/dz (b, m) of every sample, each in a batch of its own."""
         return self._pulled_back(Z, lambda outputs: self.single_losses(outputs, labels))
 
-    def single_losses(self, outputs: Tensor, labels: Tensor) -> list[Tensor]:
-        """The loss of every sample in a batch of its own, so that a mean divides by one.
+    def single_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of every sample (b,) in a batch of its own, so that a mean divides by one.
 
         The network ran all samples at once: one by one, its weights would pass through memory b times.
         """
-        return [
-            self.criterion(row[None], label[None])
-            for row, label in zip(outputs, labels, strict=True)
-        ]
+        return self.criterion.each(outputs, labels)
 
     # Later layers.
 

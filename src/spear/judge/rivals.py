@@ -603,7 +603,7 @@ def _unseen_share(fit: Fit, tolerance: Tensor) -> Tensor:
     def slope(o: Tensor) -> Tensor:
         moved = o[:, None] if outputs.shape[1] == 1 else torch.stack([-o / 2, o / 2], 1)
         leaf = moved.detach().requires_grad_()
-        (grad,) = torch.autograd.grad(replay.single_losses(leaf, labels), leaf)
+        (grad,) = torch.autograd.grad(replay.single_losses(leaf, labels).sum(), leaf)
         return grad[:, -1]
 
     spread = margin.std()
