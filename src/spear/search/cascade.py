@@ -92,6 +92,7 @@ _PLAIN_AGREEMENT = 0.72
 _WIDE = (
     4  # rows per sample: with more, rounds without the next layer find half of the batch or more
 )
+_MOST_IN_VAIN = 2  # rounds with the next layer that find nothing: more find nothing either
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
 
 
@@ -202,7 +203,7 @@ class CascadeFinder:
         whole = dual_problem(factors, None if blocks is None else blocks.change)
         missing, idle, slow = whole, 0, False
         next_layer = functools.cache(functools.partial(NextLayer.of, factors))  # if it is needed
-        following, known, failed = None, 0, False
+        following, known, failed, in_vain = None, 0, False, 0
         fewest = b
 
         def what_is_left() -> DualProblem:
@@ -214,7 +215,7 @@ class CascadeFinder:
             missing = what_is_left()
         while missing.missing and not watch.expired:
             left = missing.missing
-            asks = path is None and left > 1 and not failed and idle <= self.patience
+            asks = path is None and left > 1 and not failed and in_vain < _MOST_IN_VAIN
             asks &= following is not None or idle > 0 or slow or len(whole.U) < _WIDE * left
             failed = False
             if blocks is not None and _by_blocks(blocks, left, idle) and idle < self.patience:
@@ -227,9 +228,10 @@ class CascadeFinder:
                 following = following.without(side.white @ q[known:].T, watch.deadline)
                 known = len(q)
                 grown = self._message_round(
-                    pool, balance(missing), following, idle, generator=generator, watch=watch
+                    pool, balance(missing), following, generator=generator, watch=watch
                 )
                 failed = not grown
+                in_vain = in_vain + 1 if failed else 0
             elif idle < self.patience:
                 grown = self._round(
                     pool, balance(missing), idle, slow=slow, generator=generator, watch=watch
@@ -302,17 +304,15 @@ class CascadeFinder:
         pool: CandidatePool,
         residual: BalancedProblem,
         following: NextLayer,
-        idle: int,
         *,
         generator: torch.Generator,
         watch: Watch,
     ) -> bool:
         """One round with the next layer's gradient; is there a new direction?"""
         watch.count("rounds")
-        starts = max(128, residual.missing) << min(idle // 2, 3)
-        steps = self.steps << min(idle // 2, 1)
+        starts = max(128, residual.missing)  # many of them end in the same few: rounds help more
         with watch.stage("seek"):
-            z = search_by_messages(residual, following, starts, steps, generator, watch)
+            z = search_by_messages(residual, following, starts, self.steps, generator, watch)
             watch.count("starts", starts)
         with watch.stage("settle"):
             candidates = directions_off(pool.side, z, watch.deadline)
