@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -96,6 +97,7 @@ _MOST_STARTS = 8  # times as many as in the first round
 _WIDE = (
     4  # rows per sample: with more, rounds without the next layer find half of the batch or more
 )
+_MOST_IN_VAIN = 2  # rounds with the next layer that find nothing: more find nothing either
 _FEW_MISSING = 4  # missing samples up to which single rows are tried first
 
 
@@ -217,8 +219,7 @@ class CascadeFinder:
         blocks_of = functools.cache(functools.partial(Blocks.of, factors))
         blocks = blocks_of(0)
         whole = dual_problem(factors, None if blocks is None else blocks.change)
-        next_layer = functools.cache(functools.partial(NextLayer.of, factors))  # if it is needed
-        following, known, failed = None, 0, False
+        messages = _MessageRounds(factors, self.steps)
         missing, idle, slow, fewest, more = whole, 0, False, b, 1.0  # `more` times the usual starts
 
         def what_is_left() -> DualProblem:
@@ -230,22 +231,13 @@ class CascadeFinder:
             missing = what_is_left()
         while missing.missing and not watch.expired:
             left = missing.missing
-            narrow = following is not None or idle > 0 or slow or len(whole.U) < _WIDE * left
-            asks = narrow and path is None and left > 1 and not failed and idle <= self.patience
-            failed = False
             if blocks is not None and _by_blocks(blocks, left, idle) and idle < self.patience:
                 finer = blocks_of(idle // 2) or blocks
                 grown = _block_round(
                     pool, finer, missing, idle=idle, generator=generator, watch=watch
                 )
-            elif asks and (following := following or next_layer()) is not None:
-                q, _ = pool.overdetermined()
-                following = following.without(side.white @ q[known:].T, watch.deadline)
-                known = len(q)
-                grown = self._message_round(
-                    pool, balance(missing), following, idle, generator=generator, watch=watch
-                )
-                failed = not grown
+            elif path is None and messages.wanted(left, struggling=idle > 0 or slow):
+                grown = messages.round(pool, balance(missing), generator, watch)
             elif idle < self.patience:
                 effort = _Effort(idle, more, slow)
                 grown = self._round(pool, balance(missing), effort, generator, watch)
@@ -262,7 +254,7 @@ class CascadeFinder:
                     yield pool.snapshot()
                 return
             watch.report("search", found=b - left, batch_size=b)
-            idle += not failed
+            idle += not messages.failed
             if grown:
                 if blocks is not None:
                     _forget_mixes(pool, whole, blocks, watch)
@@ -318,29 +310,57 @@ class CascadeFinder:
         with watch.stage("vouch"):
             return pool.keep(found, accepted(residual, found, kind > 0, watch))
 
-    def _message_round(
+
+@dataclass(eq=False)
+class _MessageRounds:
+    """Rounds that use the next layer's gradient, where there is one."""
+
+    factors: Factors
+    steps: int
+    found: int = 0  # samples that are taken out of `layer`
+    in_vain: int = 0
+    failed: bool = False  # did the last round use it and find nothing?
+    used: bool = False
+
+    @cached_property
+    def layer(self) -> NextLayer | None:
+        return NextLayer.of(self.factors)
+
+    def wanted(self, missing: int, *, struggling: bool) -> bool:
+        """Is the next layer to be asked? Where rows alone find little; once in use, always.
+
+        Never twice in turn in vain.
+        """
+        needed = self.used or struggling or int(self.factors.live_rows.sum()) < _WIDE * missing
+        again = not self.failed and self.in_vain < _MOST_IN_VAIN
+        self.failed = False
+        return missing > 1 and needed and again and self.layer is not None
+
+    def round(
         self,
         pool: CandidatePool,
         residual: BalancedProblem,
-        following: NextLayer,
-        idle: int,
-        *,
         generator: torch.Generator,
         watch: Watch,
     ) -> bool:
         """One round with the next layer's gradient; is there a new direction?"""
+        assert self.layer is not None
+        q, _ = pool.overdetermined()
+        self.layer = self.layer.without(pool.side.white @ q[self.found :].T, watch.deadline)
+        self.found, self.used = len(q), True
         watch.count("rounds")
-        starts = max(128, residual.missing) << min(idle // 2, 3)
-        steps = self.steps << min(idle // 2, 1)
+        starts = max(128, residual.missing)  # many end in the same few: more rounds help more
         with watch.stage("seek"):
-            z = search_by_messages(residual, following, starts, steps, generator, watch)
+            z = search_by_messages(residual, self.layer, starts, self.steps, generator, watch)
             watch.count("starts", starts)
         with watch.stage("settle"):
             candidates = directions_off(pool.side, z, watch.deadline)
         with watch.stage("round"):
-            found = pool.rounded(candidates)
+            rounded = pool.rounded(candidates)
         with watch.stage("vouch"):
-            return pool.keep(found, accepted(residual, found, False, watch))
+            grown = pool.keep(rounded, accepted(residual, rounded, False, watch))
+        self.failed, self.in_vain = not grown, 0 if grown else self.in_vain + 1
+        return grown
 
 
 def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:
