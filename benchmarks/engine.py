@@ -1,10 +1,10 @@
-"""Inversions in units of the machine: seconds, and seconds by ten products of 2000 x 2000 in the same run.
+"""Inversions in units of the machine: seconds by those of ten products of 2000 x 2000 in the same run.
 
     python benchmarks/engine.py tiny_imagenet:256x2000 mnist:64x1000:raw --seeds 3 --rows rows.jsonl
 
-Each case is data:BxM or data:BxM:raw, through the paper's six layers unless --depth says otherwise. Each
-line of the rows is one inversion. The unit is the lesser of what the products take before and after it,
-in float32, with as many threads as the inversion.
+Each case is data:BxM or data:BxM:raw, through the paper's six layers unless --depth says otherwise.
+Each line of the rows is one inversion. The unit is the lesser of what the products take before and after
+it, in float32, with as many threads as the inversion.
 """
 
 from __future__ import annotations
