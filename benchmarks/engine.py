@@ -3,8 +3,8 @@
     python benchmarks/engine.py tiny_imagenet:256x2000 mnist:64x1000:raw --seeds 3 --rows rows.jsonl
 
 Each case is data:BxM or data:BxM:raw, through the paper's six layers unless --depth says otherwise.
-Each line of the rows is one inversion. The unit is the lesser of what the products take before and after
-it, in float32, with as many threads as the inversion.
+Each line of the rows is one inversion. The unit is the lesser of what the products take before and
+after it, in float32, with as many threads as the inversion.
 """
 
 from __future__ import annotations
