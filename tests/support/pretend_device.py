@@ -1,9 +1,9 @@
 """A pretend accelerator for machines without one: the device "pretend", written in Python.
 
-Its tensors hold values of the CPU, say that they are elsewhere, and refuse what CUDA refuses: to mix with
-tensors of the CPU, to become NumPy arrays, to draw from a generator of the CPU, and the few operations
-that only the CPU has. Copies and synchronisations are counted by the line of spear that caused them. With
-`float32_only()` it has no float64, as Apple's MPS has none.
+Its tensors hold values of the CPU, say that they are elsewhere, and refuse what CUDA refuses: to mix
+with tensors of the CPU, to become NumPy arrays, to draw from a generator of the CPU, and the few
+operations that only the CPU has. Copies and synchronisations are counted by the line of spear that
+caused them. With `float32_only()` it has no float64, as Apple's MPS has none.
 
 What it cannot tell: whether a kernel of a real device is slow or rounds otherwise, and what happens on
 several devices. It has no generator of its own (torch lets only C++ give it one), so draws on a real
@@ -45,7 +45,7 @@ _WAITING = (
 _INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
 _TAKES_SCALARS = (*_INDEXING, "masked_fill", "masked_fill_", "fill", "fill_", "where")
 _COPIES = ("copy_", "_to_copy", "_copy_from")
-# Factories whose kernels set the size of an empty result, which a wrapper cannot: others need only these.
+# Factories whose kernels set the size of an empty result, which a wrapper cannot. Others use these.
 _FACTORIES = (
     *("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step"),
     *("linspace", "logspace", "eye", "eye.m", "randperm", "randperm.generator", "scalar_tensor"),
@@ -56,7 +56,7 @@ _FACTORIES = (
 class Transfers:
     """What crossed between host and device, and where: (kind, place) -> how often.
 
-    Kinds: "to device" and "to host" are copies, "wait" is a synchronisation that copies a number or two.
+    Kinds: "to device" and "to host" are copies, "wait" is for a number or the size of a result.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,9 @@ def _refuse_float64() -> None:
 def _refuse(func, name: str, args: tuple, kwargs: dict) -> None:
     """Raise where CUDA would."""
     if name in _CPU_ONLY or (name == "linalg_lstsq" and kwargs.get("driver") not in (None, "gels")):
-        raise NotImplementedError(f"Could not run 'aten::{name}' with arguments from the '{NAME}' backend")
+        raise NotImplementedError(
+            f"Could not run 'aten::{name}' with arguments from the '{NAME}' backend"
+        )
     for given in tree_iter((args, kwargs)):
         if isinstance(given, torch.Generator) and given.device.type != NAME:
             raise RuntimeError(
@@ -209,7 +211,10 @@ def _refuse(func, name: str, args: tuple, kwargs: dict) -> None:
             )
     if name in _COPIES:
         # Where the device lacks float64, a copy that also converts is refused: it may convert there.
-        if torch.float64 in (kwargs.get("dtype"), *(t.dtype for t in args if isinstance(t, Tensor))):
+        if torch.float64 in (
+            kwargs.get("dtype"),
+            *(t.dtype for t in args if isinstance(t, Tensor)),
+        ):
             _refuse_float64()
         return
     scalars = name in _TAKES_SCALARS or torch.Tag.pointwise in func.tags
@@ -263,7 +268,8 @@ def _add(kind: str) -> None:
     frame, place = sys._getframe(1), "elsewhere"
     while frame is not None:
         path = frame.f_code.co_filename
-        if path.startswith(_SPEAR):
+        # Not the mode that the judge puts around every function of torch.
+        if path.startswith(_SPEAR) and frame.f_code.co_name != "__torch_function__":
             place = f"{path.removeprefix(_SPEAR).lstrip('/')}:{frame.f_lineno}"
             break
         frame = frame.f_back  # type: ignore[assignment]

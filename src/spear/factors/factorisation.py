@@ -28,7 +28,6 @@ from spear.factors.streaming import (
     CheckTime,
     Sketch,
     column_blocks,
-    double,
     go_on,
     left_factor,
     live,
@@ -44,7 +43,7 @@ from spear.tolerances import (
     WEAK_SAMPLE_FACTOR,
     ZERO_DEVIATIONS,
 )
-from spear.update import LayerUpdate, Protocol, Relu
+from spear.update import LayerUpdate, Protocol, Relu, double
 
 _ROW_DEVIATIONS = 4.0  # standard deviations of a noisy row's length above its mean
 # Of a usual row's length: below it, rows of noise alone can be told from others.
@@ -362,12 +361,12 @@ class Factors:
         dtype = self.view.input_precision
         if self.view.rounds is not None:
             inputs = self.combine(C / self.singular_values)
-            return inputs.to(self.view.weight_grad.device, dtype)
+            return inputs.to(dtype)
         weights = (C / self.singular_values) @ self.left.T  # (k, m)
         out = torch.empty(len(C), self.n, dtype=dtype, device=weights.device)
         for columns, gradient in self._column_blocks():
             out[:, columns] = (weights @ gradient).to(dtype)
-        return out.to(self.view.weight_grad.device)
+        return out
 
     def _column_blocks(self) -> Iterator[tuple[slice, Tensor]]:
         return column_blocks(self.view.weight_grad, check_time=self.check_time)
