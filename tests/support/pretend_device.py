@@ -62,13 +62,12 @@ class Transfers:
     def __init__(self) -> None:
         self.sites: Counter[tuple[str, str]] = Counter()
 
-    @property
-    def total(self) -> int:
-        return self.sites.total()
+    def of(self, kind: str) -> int:
+        return sum(n for (k, _), n in self.sites.items() if k == kind)
 
-    def of(self, kind: str, place: str = "") -> int:
-        """How many of a kind, in files whose path contains `place`."""
-        return sum(n for (k, where), n in self.sites.items() if k == kind and place in where)
+    def within(self, place: str) -> int:
+        """How many in files of spear whose path begins so."""
+        return sum(n for (_, where), n in self.sites.items() if where.startswith(place))
 
     def table(self) -> str:
         """The places, those with most transfers first."""

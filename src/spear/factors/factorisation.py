@@ -148,12 +148,12 @@ class Factors:
     def singular_values(self) -> Tensor:
         return self.spectrum[: self.b]  # (b,)
 
-    @property
+    @cached_property
     def live_shape(self) -> tuple[int, int]:
         """Rows and columns with any gradient: empty ones hold neither samples nor noise."""
         return int(self.live_rows.sum()), int(self.live_columns.sum())
 
-    @property
+    @cached_property
     def relative_noise(self) -> float:
         """Noise of an entry of the gradient, in units of its root mean square entry."""
         return self.noise * math.sqrt(math.prod(self.live_shape)) / float(self.spectrum.norm())
@@ -245,14 +245,14 @@ class Factors:
         dL/dW are masked."""
         return self._bias_fit[1]
 
-    @property
+    @cached_property
     def bias_outside(self) -> Tensor:
         """(m,): the part of dL/db that is no combination of L's columns; zero in unused rows."""
         coordinates, rows = self._bias_fit
         outside = self.bias_grad - self.left @ coordinates
         return outside if bool(rows.all()) else outside * rows
 
-    @property
+    @cached_property
     def zero_input(self) -> bool:
         """Does the bias gradient show one or more inputs that are zero everywhere?"""
         return not bool(self.bias_rows[self.live_rows].all())
