@@ -430,10 +430,10 @@ def _on_cpu(generator: torch.Generator | None) -> torch.Generator:
     """
     if generator is None:
         return torch.Generator().manual_seed(0)
-    if generator.device.type == "cpu":
-        return generator
-    seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
-    return torch.Generator().manual_seed(int(seed))  # pragma: no cover: needs a GPU
+    if generator.device.type != "cpu":  # pragma: no cover: a GPU
+        seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
+        return torch.Generator().manual_seed(int(seed))
+    return generator
 
 
 def _told_loss(view: LayerUpdate) -> Loss | None:
@@ -458,7 +458,7 @@ def _checked(
         )
     if executor is not None and not hasattr(executor, "submit"):
         raise InvalidOption(f"expected an executor such as spear.workers(2), got {executor!r}")
-    if executor is not None and view.weight_grad.device.type != "cpu":  # pragma: no cover: a GPU
+    if executor is not None and view.weight_grad.device.type != "cpu":
         raise InvalidOption(
             f"expected an update on the CPU, where workers compute, got one on "
             f"{view.weight_grad.device}: move it, or leave out executor="
