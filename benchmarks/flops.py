@@ -119,9 +119,10 @@ class Counted(TorchDispatchMode):
 
 def count(setting: str, options: argparse.Namespace) -> dict[str, object]:
     """One inversion, counted."""
+    device = pretend_device()  # before the first backward pass
     case = Case({**cell(setting), "depth": options.depth}, 0, Path(options.data), lambda *_: None)
     batch = private_batch(case)
-    seen, device = batch.view(), pretend_device()
+    seen = batch.view()
     own = {f"{seen.layer}.weight": seen.weight_grad, f"{seen.layer}.bias": seen.bias_grad}
     sent = {name: gradient.to(device) for name, gradient in {**seen.others, **own}.items()}
     model = copy.deepcopy(batch.model).to(device)
@@ -131,6 +132,7 @@ def count(setting: str, options: argparse.Namespace) -> dict[str, object]:
     return {
         "case": setting,
         "outcome": result.outcome.name,
+        "proof": result.proof.name,
         "rounds": result.stats["rounds"],
         "float32": counted.flops[torch.float32],
         "float64": counted.flops[torch.float64],
