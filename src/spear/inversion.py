@@ -222,7 +222,7 @@ def _inverted(
     if unfit or not factors.batch_size:
         reached = verdict.of_scaled_entries() if unfit else verdict.of_no_batch(factors)
         return _without_samples(view, factors, reached, watch)
-    generator = generator or torch.Generator(factors.left.device).manual_seed(0)
+    generator = _on_cpu(generator)
 
     pool, best, ended = _searched(factors, finder, generator, watch)
     if best is None and pool is not None:
@@ -280,12 +280,12 @@ def _judged(
         reached = reached.with_details(*notes)
         if inputs is None or not reached.returned:
             return _without_samples(view, factors, reached, watch)
-        return _result(factors, reached, inputs, watch, view.mistake, best.match)
+        return _result(view, factors, reached, inputs, watch, view.mistake, best.match)
     reached = verdict.of_samples(factors, best, certificate, inputs, ended)
     reached = reached.with_details(*notes, *verdict.remarks_on(factors, certificate))
     if not reached.returned:
         return _without_samples(view, factors, reached, watch, mistake)
-    return _result(factors, reached, inputs, watch, mistake, best.match, certificate)
+    return _result(view, factors, reached, inputs, watch, mistake, best.match, certificate)
 
 
 def _end(stopped: BaseException, watch: Watch) -> SearchEnd:
@@ -346,7 +346,8 @@ def _read_from_patterns(
     factors: Factors, pool: Directions | None, ended: SearchSummary, watch: Watch
 ) -> Inversion:
     """Fewer than b directions: what the patterns of those found give."""
-    inputs = factors.view.weight_grad.new_zeros(0, factors.n)
+    view = factors.view
+    inputs = _no_inputs(view)
     try:
         with watch.stage("reconstruct"):
             if pool is not None:
@@ -355,9 +356,13 @@ def _read_from_patterns(
         ended = dataclasses.replace(ended, end=_end(stopped, watch))
     if not len(inputs):
         reached = verdict.of_no_samples(factors, ended)
-        return _without_samples(factors.view, factors, reached, watch)
+        return _without_samples(view, factors, reached, watch)
     reached = verdict.of_some_samples(factors, len(inputs), ended)
-    return _result(factors, reached, inputs, watch, factors.view.mistake)
+    return _result(view, factors, reached, inputs, watch, view.mistake)
+
+
+def _no_inputs(view: LayerUpdate) -> Tensor:
+    return view.weight_grad.new_zeros(0, view.inputs, dtype=view.input_precision)
 
 
 def _without_samples(
@@ -368,11 +373,12 @@ def _without_samples(
     mistake: str | None = None,
 ) -> Inversion:
     """A verdict with nothing recovered."""
-    none = view.weight_grad.new_zeros(0, view.inputs)
-    return _result(factors, reached, none, watch, view.mistake if mistake is None else mistake)
+    words = view.mistake if mistake is None else mistake
+    return _result(view, factors, reached, _no_inputs(view), watch, words)
 
 
 def _result(
+    view: LayerUpdate,
     factors: Factors | None,
     reached: Verdict,
     inputs: Tensor,
@@ -382,6 +388,7 @@ def _result(
     certificate: Certificate | None = None,
 ) -> Inversion:
     """The verdict and its evidence as users get them; nothing is proved without a certificate."""
+    inputs = view.sent_back(inputs)
     no = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     rounds = None if factors is None else factors.view.rounds
     left_out = () if rounds is None else rounds.left_out
@@ -412,8 +419,21 @@ def _result(
         proof=certificate.proof,
         assumptions=certificate.assumptions if bool(certificate.certified.any()) else (),
         labels=None if certificate.labels is None else certificate.labels.to(inputs.device),
-        predicted_error=certificate.predicted_error.to(inputs.device),
+        predicted_error=view.sent_back(certificate.predicted_error),
     )
+
+
+def _on_cpu(generator: torch.Generator | None) -> torch.Generator:
+    """The generator that everything is drawn from, so that all devices get the same numbers.
+
+    One of another device gives the seed.
+    """
+    if generator is None:
+        return torch.Generator().manual_seed(0)
+    if generator.device.type != "cpu":  # pragma: no cover: a GPU
+        seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
+        return torch.Generator().manual_seed(int(seed))
+    return generator
 
 
 def _told_loss(view: LayerUpdate) -> Loss | None:
@@ -438,7 +458,7 @@ def _checked(
         )
     if executor is not None and not hasattr(executor, "submit"):
         raise InvalidOption(f"expected an executor such as spear.workers(2), got {executor!r}")
-    if executor is not None and view.weight_grad.device.type != "cpu":  # pragma: no cover: a GPU
+    if executor is not None and view.weight_grad.device.type != "cpu":
         raise InvalidOption(
             f"expected an update on the CPU, where workers compute, got one on "
             f"{view.weight_grad.device}: move it, or leave out executor="

@@ -16,7 +16,7 @@ import spear
 import spear.factors
 from spear.factors import batch_size_from, factorise
 from spear.factors.factorisation import _noise, _rows_with_signal, _sketch_is_conclusive
-from spear.factors.streaming import Sketch, working_device
+from spear.factors.streaming import Sketch
 from spear.federated import fedsgd
 from support.planted import gaussian, low_rank, plant, seeded, view_of, worst_error
 
@@ -431,11 +431,6 @@ def test_a_sketch_tells_all_if_what_is_left_cannot_hide_a_sample():
     assert batch_size_from(sketch_of(hidden, 1e-9, 1e-9, rounding).values, *shape, eps) == 3
     assert _sketch_is_conclusive(sketch_of(hidden, 1e-9, 1e-9, rounding), *shape, eps)
     assert not _sketch_is_conclusive(sketch_of(hidden[:2], 1e-4, 1e-9, rounding), *shape, eps)
-
-
-def test_devices_without_float64_work_on_the_cpu():
-    assert working_device(torch.device("mps")) == torch.device("cpu")
-    assert working_device(torch.device("cuda:1")) == torch.device("cuda:1")
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")

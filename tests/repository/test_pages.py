@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import flops
 import rounds_theory
 from spear.experiments.common.figures import metric, where
 from spear.trials import RowFile
@@ -108,6 +109,12 @@ def test_the_speed_up_of_two_processes_is_what_the_rows_say():
         line = next(line for line in page.splitlines() if line.startswith(f"| {case}"))
         medians = f"| {statistics.median(one):.1f} s | {statistics.median(two):.1f} s "
         assert f"{medians}| {faster:.2f}x |" in line
+
+
+def test_what_a_gpu_would_take_is_what_the_rows_say():
+    text = (ROOT / "benchmarks" / "rows" / "flops.jsonl").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
+    assert flops.tables([json.loads(line) for line in text.splitlines()]) in page
 
 
 def rounds_rows():

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from spear.errors import Declined, InvalidUpdate
 from spear.factors.spectrum import batch_size_from
-from spear.factors.streaming import double, live, with_unseen
+from spear.factors.streaming import live, with_unseen
 from spear.tolerances import MARGIN
 from spear.update import (
     LOCAL_TRAINING,
@@ -28,6 +28,7 @@ from spear.update import (
     Protocol,
     Round,
     Rounds,
+    double,
     looks_like_adam,
     network_before,
 )
@@ -473,6 +474,7 @@ class _Accumulated:
             mistake=first.mistake,
             notes=(*first.notes, *words),
             rounds=together,
+            home=first.home,
         )
 
 

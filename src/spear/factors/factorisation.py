@@ -28,7 +28,6 @@ from spear.factors.streaming import (
     CheckTime,
     Sketch,
     column_blocks,
-    double,
     go_on,
     left_factor,
     live,
@@ -44,7 +43,7 @@ from spear.tolerances import (
     WEAK_SAMPLE_FACTOR,
     ZERO_DEVIATIONS,
 )
-from spear.update import LayerUpdate, Protocol, Relu
+from spear.update import LayerUpdate, Protocol, Relu, double
 
 _ROW_DEVIATIONS = 4.0  # standard deviations of a noisy row's length above its mean
 # Of a usual row's length: below it, rows of noise alone can be told from others.
@@ -150,12 +149,12 @@ class Factors:
     def singular_values(self) -> Tensor:
         return self.spectrum[: self.b]  # (b,)
 
-    @property
+    @cached_property
     def live_shape(self) -> tuple[int, int]:
         """Rows and columns with any gradient: empty ones hold neither samples nor noise."""
         return int(self.live_rows.sum()), int(self.live_columns.sum())
 
-    @property
+    @cached_property
     def relative_noise(self) -> float:
         """Noise of an entry of the gradient, in units of its root mean square entry."""
         return self.noise * math.sqrt(math.prod(self.live_shape)) / float(self.spectrum.norm())
@@ -247,14 +246,14 @@ class Factors:
         dL/dW are masked."""
         return self._bias_fit[1]
 
-    @property
+    @cached_property
     def bias_outside(self) -> Tensor:
         """(m,): the part of dL/db that is no combination of L's columns; zero in unused rows."""
         coordinates, rows = self._bias_fit
         outside = self.bias_grad - self.left @ coordinates
         return outside if bool(rows.all()) else outside * rows
 
-    @property
+    @cached_property
     def zero_input(self) -> bool:
         """Does the bias gradient show one or more inputs that are zero everywhere?"""
         return not bool(self.bias_rows[self.live_rows].all())
@@ -363,12 +362,12 @@ class Factors:
         dtype = self.view.input_precision
         if self.view.rounds is not None:
             inputs = self.combine(C / self.singular_values)
-            return inputs.to(self.view.weight_grad.device, dtype)
+            return inputs.to(dtype)
         weights = (C / self.singular_values) @ self.left.T  # (k, m)
         out = torch.empty(len(C), self.n, dtype=dtype, device=weights.device)
         for columns, gradient in self._column_blocks():
             out[:, columns] = (weights @ gradient).to(dtype)
-        return out.to(self.view.weight_grad.device)
+        return out
 
     def _column_blocks(self) -> Iterator[tuple[slice, Tensor]]:
         return column_blocks(self.view.weight_grad, check_time=self.check_time)

@@ -30,14 +30,14 @@ import torch
 from torch import Tensor
 
 from spear.factors import Factors, factorise
-from spear.factors.streaming import CheckTime, column_blocks, double
+from spear.factors.streaming import CheckTime, column_blocks
 from spear.tolerances import (
     FACTOR_OF_WEIGHTS_TOLERANCE,
     PENALTY_HINT,
     PENALTY_LEFT,
     PENALTY_ROUNDINGS,
 )
-from spear.update import LayerUpdate
+from spear.update import LayerUpdate, double
 
 _STEPS = 30  # 3 to 8 are usual
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spear.factors.streaming import double, noise_floor
+from spear.factors.streaming import noise_floor
 from spear.tolerances import GAP, MIN_ROUNDINGS_ABOVE, ROUNDING_VARIANCE
-from spear.update import LayerUpdate
+from spear.update import LayerUpdate, double
 
 _MIN_SAMPLE_GAP = 1.05  # times the next value: 1.01 is usual from one value of noise to the next
 

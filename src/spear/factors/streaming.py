@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from spear.update import double
+
 _BLOCK = 1 << 21  # entries of a column block: 16 MB in float64
 
 _INITIAL_COLUMNS = 64  # of a sketch; doubled until there are twice as many as the rank
@@ -87,14 +89,14 @@ def sketch(
 def _range(G: Tensor, eps: float, most: int, check_time: CheckTime) -> Tensor | None:
     """Orthonormal columns (m, k) whose span holds G's leading left vectors, at most k / 2 of them."""
     # It does not matter which directions are drawn; a fixed seed gives one factorisation per update.
-    generator = torch.Generator(working_device(G.device)).manual_seed(0)
-    Y = torch.zeros(len(G), 0, dtype=torch.float64, device=generator.device)
+    generator = torch.Generator().manual_seed(0)
+    Y = torch.zeros(len(G), 0, dtype=torch.float64, device=G.device)
     k = _INITIAL_COLUMNS
     while k <= most:
         fresh = Y.new_zeros(len(G), k - Y.shape[1])
         for _, block in column_blocks(G, check_time=check_time):
             size = (block.shape[1], fresh.shape[1])
-            fresh += block @ torch.randn(size, generator=generator, dtype=Y.dtype, device=Y.device)
+            fresh += block @ torch.randn(size, generator=generator, dtype=Y.dtype).to(Y.device)
         Y = torch.cat([Y, fresh], 1)  # (m, k)
         Q: Tensor
         check_time()
@@ -153,7 +155,7 @@ def left_factor(
     """
     m, n = int(live_rows.sum()), int(live_columns.sum())
     if not m:
-        return torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+        return G.new_zeros(0, 0, dtype=torch.float64), G.new_zeros(0, dtype=torch.float64)
     began = monotonic()
     if m <= n:
         width = max(m, _BLOCK // m)
@@ -165,14 +167,15 @@ def left_factor(
         check_time(_SVD_BLOCKS * (monotonic() - began) / math.ceil(G.shape[1] / width))
         U, s, _ = torch.linalg.svd(triangle.T, full_matrices=False)
         return U, s
-    kept = live_columns.to(G.device)
     width = max(n, _BLOCK // n)
-    everything = (double(rows[:, kept]).T for rows in torch.split(G, width))
+    everything = (double(rows[:, live_columns]).T for rows in torch.split(G, width))
     triangle = _triangle(everything, n, width)
     check_time(_SVD_BLOCKS * (monotonic() - began) / math.ceil(len(G) / width))
     _, s, Vt = torch.linalg.svd(triangle, full_matrices=False)
     step = max(1, _BLOCK // n)
-    left = torch.cat([double(rows[:, kept]) @ Vt.T for rows in torch.split(G, step)])[live_rows]
+    left = torch.cat([double(rows[:, live_columns]) @ Vt.T for rows in torch.split(G, step)])[
+        live_rows
+    ]
     return torch.linalg.qr(left).Q, s  # G V, sorted from loud to quiet: orthonormalised, it is U
 
 
@@ -191,16 +194,6 @@ def _triangle(blocks: Iterator[Tensor], m: int, width: int | None = None) -> Ten
     return stacked[:, :m].T
 
 
-def working_device(device: torch.device) -> torch.device:
-    """Where to work in float64: on the tensor's own device, or on the CPU if that has no float64."""
-    return torch.device("cpu") if device.type == "mps" else device
-
-
-def double(tensor: Tensor) -> Tensor:
-    """The tensor in float64, detached, on a device that has float64."""
-    return tensor.detach().to(working_device(tensor.device), torch.float64)
-
-
 def column_blocks(
     G: Tensor, width: int | None = None, check_time: CheckTime = go_on
 ) -> Iterator[tuple[slice, Tensor]]:
@@ -210,8 +203,7 @@ def column_blocks(
     about as long as the last one.
     """
     width = min(G.shape[1], width or max(1, _BLOCK // len(G)))
-    device = working_device(G.device)
-    buffer = torch.empty(len(G), width, dtype=torch.float64, device=device)
+    buffer = torch.empty(len(G), width, dtype=torch.float64, device=G.device)
     began = monotonic()
     for start in range(0, G.shape[1], width):
         columns = slice(start, min(start + width, G.shape[1]))
@@ -223,10 +215,10 @@ def column_blocks(
 
 def live(G: Tensor) -> tuple[Tensor, Tensor]:
     """Rows and columns with any gradient at all."""
-    device = working_device(G.device)
-    rows = torch.stack([row.any() for row in G])
+    step = max(1, _BLOCK // G.shape[1])
+    rows = torch.cat([some.any(1) for some in torch.split(G, step)])
     columns = torch.empty(G.shape[1], dtype=torch.bool, device=G.device)
     width = max(1, _BLOCK // len(G))
     for start in range(0, G.shape[1], width):
         columns[start : start + width] = G[:, start : start + width].any(0)
-    return rows.to(device), columns.to(device)
+    return rows, columns

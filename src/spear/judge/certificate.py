@@ -288,12 +288,14 @@ def _composed(
     cause, doubts = Cause.PROVED, list[str]()
     if found.view.clipped_apart:  # told: whatever else does not fit likely follows from it
         rulings = [_clipped_apart(found), *rulings]
-    for ruling in rulings:
-        lost = int((~ruling.excluded).sum())
+    excluded = torch.stack(
+        [certified, *(ruling.excluded for ruling in rulings)]
+    )  # (1 + rulings, b)
+    for ruling, lost in zip(rulings, (~excluded).sum(1).tolist()[1:], strict=True):
         if lost:
             cause = ruling.cause if cause is Cause.PROVED else cause
             doubts.append(f"{lost} of {found.b} samples {ruling.words}")
-        certified = certified & ruling.excluded
+    certified = excluded.all(0)
     missing = (rivals.missing(found.factors), *(ruling.missing for ruling in rulings))
     lacking = [words for words in missing if words]
     if lacking:

@@ -63,10 +63,10 @@ def _is_one_of(loss: Loss | None, kinds: tuple[type, ...], called: tuple[Loss, .
 def in_double(loss: Loss, device: torch.device) -> Loss:
     """A copy of the loss for outputs in float64."""
     if isinstance(loss, nn.Module):
-        return copy.deepcopy(loss).to(device, torch.float64)
+        return copy.deepcopy(loss).to(device).to(torch.float64)
     if isinstance(loss, functools.partial):
         told = {
-            name: value.to(device, torch.float64) if isinstance(value, Tensor) else value
+            name: value.to(device).to(torch.float64) if isinstance(value, Tensor) else value
             for name, value in loss.keywords.items()
         }
         return functools.partial(in_double(loss.func, device), *loss.args, **told)

@@ -322,7 +322,7 @@ class Replay:
                 return Declined(
                     "batch norm behind the layer is in train mode and couples the samples"
                 )
-        network = copy.deepcopy(behind).to(device, torch.float64).requires_grad_(True)
+        network = copy.deepcopy(behind).to(device).to(torch.float64).requires_grad_(True)
         loss = None if loss is None else in_double(loss, device)
         return Replay(found, network, loss, relative_error, part)
 

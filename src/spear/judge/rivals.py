@@ -556,7 +556,7 @@ def _by_groups(fit: Fit, weights: Tensor, tolerance: Tensor, near: Tensor) -> tu
     size, multiple = _grouped(weights, tolerance)
     b = len(weights)
     usual = (size == b) | ((2 * size > b) & ~multiple)
-    chance = torch.tensor([_chance_of_pairs(int(k)) for k in size], device=weights.device)
+    chance = torch.tensor([_chance_of_pairs(k) for k in size.tolist()], device=weights.device)
     if fit.dimensions < 2 and fit.labels is not None:
         chance = chance * (_unseen_share(fit, tolerance).to(chance) ** size)
     unlikely = usual & (chance <= COINCIDENCE)

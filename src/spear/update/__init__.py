@@ -20,6 +20,7 @@ from spear.update.layers import (
 )
 from spear.update.observing import observe
 from spear.update.plain_mlp import describe_plain_mlp, linear_layers, natural_order, plain_mlp
+from spear.update.precision import double
 from spear.update.protocol import (
     ENTRYWISE,
     LOCAL_TRAINING,
@@ -52,6 +53,7 @@ __all__ = [
     "Watched",
     "channels_last",
     "describe_plain_mlp",
+    "double",
     "embedding_of",
     "input_shapes",
     "inspect_layers",

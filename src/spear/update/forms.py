@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from spear.errors import InvalidUpdate
+from spear.update.precision import at_work
 from spear.update.protocol import Sends
 
 AnyForm = Mapping[str, Any] | Iterable[Any] | nn.Module
@@ -58,7 +59,7 @@ class Entries:
         """Those of a model; `state` if it was made from a state dict, whose order may be another."""
         parameters = dict(model.named_parameters())
         return cls(
-            parameters,
+            {name: at_work(p) for name, p in parameters.items()},
             [name for name, p in parameters.items() if p.requires_grad],
             model.state_dict() if state is None else state,
             [name for name, _ in model.named_buffers(remove_duplicate=False)],
@@ -68,7 +69,7 @@ class Entries:
     def of_state(cls, state: Mapping[str, Tensor]) -> Entries:
         """Those of a state dict without a model; nobody knows which of them were trained."""
         parameters = {
-            name: tensor
+            name: at_work(tensor)
             for name, tensor in state.items()
             if tensor.is_floating_point() and not name.endswith(_BUFFERS)
         }

@@ -21,6 +21,7 @@ from spear.update.layers import (
     network_after,
     trace,
 )
+from spear.update.precision import at_work, sent_back
 from spear.update.protocol import UNKNOWN_PROTOCOL, Protocol
 from spear.update.rounds import Rounds
 
@@ -78,6 +79,9 @@ class LayerUpdate:
     """Rate of the dropout next to the ReLU after the layer: what it drops is zero in the gradient."""
     has_bias: bool = True
     """Set to False if neither `bias` nor `bias_grad` was given."""
+    home: torch.device | None = field(default=None, repr=False)
+    """Where the update came from and inputs are returned to. The tensors are there too, unless that
+    device has no float64 (Apple's MPS): then they are on the CPU."""
 
     def __post_init__(self) -> None:
         for name in _PARTS:
@@ -88,9 +92,20 @@ class LayerUpdate:
             object.__setattr__(self, "has_bias", False)
         others = {name: _from_array(part) for name, part in self.others.items()}
         object.__setattr__(self, "others", others)
+        self._go_to_work()
         problems = _problems(self)
         if problems:
             raise InvalidUpdate(problems)
+
+    def _go_to_work(self) -> None:
+        """Bring all tensors to where float64 is to be had."""
+        if self.home is None and isinstance(self.weight, Tensor):
+            object.__setattr__(self, "home", self.weight.device)
+        for name in _PARTS:
+            part = getattr(self, name)
+            object.__setattr__(self, name, at_work(part) if isinstance(part, Tensor) else part)
+        others = {n: at_work(t) if isinstance(t, Tensor) else t for n, t in self.others.items()}
+        object.__setattr__(self, "others", others)
 
     def told(self, **facts: Any) -> LayerUpdate:
         """The same with more of its protocol known, such as `samples=8`."""
@@ -206,6 +221,11 @@ class LayerUpdate:
         """Of recovered inputs: the client's own, float32 at least."""
         own = self.weight_grad.dtype if self.rounds is None else self.rounds.precision
         return torch.promote_types(own, torch.float32)
+
+    def sent_back(self, tensor: Tensor) -> Tensor:
+        """What was recovered, where the update came from; in float32 if float64 is not to be had."""
+        assert self.home is not None
+        return sent_back(tensor, self.home)
 
     @property
     def precision(self) -> torch.dtype:
