@@ -11,7 +11,7 @@ from spear.search.candidates import CandidatePool
 from spear.search.cascade import _zeros_of_its_own, without_contradictions
 from spear.search.directions import Directions
 from spear.search.dual import chance_off, deflate, dual_problem, error_of_duals
-from spear.search.kernels import certain_zeros, unit
+from spear.search.kernels import Rounded, certain_zeros, unit
 from spear.search.watch import Watch
 from support.planted import gaussian, seeded
 
@@ -175,7 +175,7 @@ def test_mixes_are_forgotten_once_one_of_their_samples_is_known(rounds):
     mix = unit(true[:1] + true[1:2])
     zeros = (D == 0)[factors.live_rows]
     for white, off in ((true[:1], zeros[:, 0]), (mix, zeros[:, 0] & zeros[:, 1])):
-        pool._overdetermined.add(unit(white[0] / side.scales), off, white, 2)
+        pool._overdetermined.add([Rounded(unit(white[0] / side.scales), off, white, 2)])
     pool.forget(pool.possible_mixes(_zeros_of_its_own(len(side.white))))
     assert len(pool) == 1
     torch.testing.assert_close(pool.overdetermined()[0], true[:1])

@@ -790,11 +790,13 @@ class Replay:
         replayed = torch.autograd.grad(
             total, list(parameters.values()), materialize_grads=True, retain_graph=True
         )
-        found = []
-        for (name, parameter), computed in zip(parameters.items(), replayed, strict=True):
+        norms = []
+        for name, computed in zip(parameters, replayed, strict=True):
             seen = others[name].to(computed)
-            distance = float((computed - seen).norm())
-            size = max(float(seen.norm()), float(computed.norm()))
+            norms += [(computed - seen).norm(), seen.norm(), computed.norm()]
+        lengths, found = torch.stack(norms).view(-1, 3).tolist(), []
+        for (name, parameter), (distance, *sizes) in zip(parameters.items(), lengths, strict=True):
+            size = max(sizes)
             rounded = (
                 torch.finfo(others[name].dtype).eps * size
             )  # coarser than the layer's, perhaps

@@ -12,6 +12,7 @@ from spear.search.directions import Directions, Finder
 from spear.search.dual import SIGN_AGREEMENT, consistent_samples, dual_problem
 from spear.search.kernels import (
     INDEPENDENT,
+    Rounded,
     certain_zeros,
     redundancy,
     scale,
@@ -33,6 +34,7 @@ __all__ = [
     "Finder",
     "ParallelMap",
     "Progress",
+    "Rounded",
     "SamplingFinder",
     "TimeIsUp",
     "Watch",

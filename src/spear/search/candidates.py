@@ -12,6 +12,7 @@ from spear.search.deadline import Deadline
 from spear.search.directions import Directions
 from spear.search.kernels import (
     Rounded,
+    first_of_each,
     redundancy,
     redundant,
     round_all,
@@ -60,7 +61,7 @@ class CandidatePool:
         """1 + how many overdetermined directions vanish in each row; None while there are none."""
         if not len(self):
             return None
-        return 1.0 + torch.stack(self._overdetermined.zeros).sum(0)
+        return 1.0 + torch.stack([found.zeros for found in self._overdetermined.found]).sum(0)
 
     def add(self, candidates: Tensor) -> bool:
         """Take in candidates (k, b), in the white basis; is there a new overdetermined one?"""
@@ -93,22 +94,21 @@ class CandidatePool:
         pieces = [(some,) for some in torch.split(candidates, step)] if len(candidates) else []
         shared = self.side, self.watch.deadline
         done = self.watch.map(_round, shared, pieces, multiplications=work)
-        for found in itertools.chain.from_iterable(done):
-            if found is not None and not bool(self._overdetermined.holds(found.white).any()):
-                new.add(found.q, found.zeros, found.white, found.redundancy)
+        rounded = [found for found in itertools.chain.from_iterable(done) if found is not None]
+        new.add(self._overdetermined.lacking(rounded))
         return _directions(self.side, [new])
 
     def keep(self, directions: Directions, accepted: Tensor) -> bool:
         """Take in rounded directions, those accepted (c,) as samples; is there a new one?"""
         before = len(self._overdetermined)
         white = unit((directions.vectors * self.side.scales[:, None]).T)  # (c, b)
-        for j, is_accepted in enumerate(accepted.tolist()):
-            (self._overdetermined if is_accepted else self._reserve).add(
-                directions.vectors[:, j],
-                directions.zeros[:, j],
-                white[j : j + 1],
-                int(directions.redundancy[j]),
-            )
+        counts, taken = directions.redundancy.tolist(), accepted.tolist()
+        rounded = [
+            Rounded(directions.vectors[:, j], directions.zeros[:, j], white[j : j + 1], count)
+            for j, count in enumerate(counts)
+        ]
+        self._overdetermined.add([found for found, yes in zip(rounded, taken, strict=True) if yes])
+        self._reserve.add([found for found, yes in zip(rounded, taken, strict=True) if not yes])
         return len(self._overdetermined) > before
 
     def possible_mixes(self, fewest: int) -> Tensor:
@@ -119,7 +119,9 @@ class CandidatePool:
         """
         if not len(self):
             return torch.zeros(0, dtype=torch.bool, device=self.side.white.device)
-        zeros = torch.stack(self._overdetermined.zeros).to(self.side.white)  # (k, rows)
+        zeros = torch.stack([found.zeros for found in self._overdetermined.found]).to(
+            self.side.white
+        )  # (k, rows)
         count, shared = zeros.sum(1), zeros @ zeros.T
         own = count[:, None] - shared  # (k, k): zeros of i that j has not
         larger = count[:, None] < count
@@ -135,15 +137,16 @@ class CandidatePool:
         for q in unit(white):
             vector = unit(q / self.side.scales)
             zeros = (self.side.basis @ vector).abs() <= zero_margin(self.side) * self.side.zero
-            self._reserve.add(vector, zeros, q[None], 0)
+            self._reserve.add([Rounded(vector, zeros, q[None], 0)])
         return len(white) > 0 and self.sufficient
 
     def overdetermined(self, spare: int = 0) -> tuple[Tensor, Tensor]:
         """White directions (k, b) with this many zero rows to spare, and their zeros (k, rows)."""
-        keep = [j for j, f in enumerate(self._overdetermined.redundancy) if f >= spare]
+        known = self._overdetermined.found
+        keep = [j for j, found in enumerate(known) if found.redundancy >= spare]
         nothing = self.side.white.new_zeros(0, len(self.side.white), dtype=torch.bool)
         return self._overdetermined.white[keep], torch.cat(
-            [nothing, *(self._overdetermined.zeros[j][None] for j in keep)]
+            [nothing, *(known[j].zeros[None] for j in keep)]
         )
 
     def snapshot(self, reserve: bool = True) -> Directions:
@@ -174,7 +177,8 @@ class CandidatePool:
         white = unit((q * self.side.scales)[None])
         if int(zeros.sum()) + self.side.empty_rows >= self.threshold * self.side.size:
             holds = redundancy(self.side, white[0], zeros)
-            (self._overdetermined if holds == 2 else self._reserve).add(q, zeros, white, holds)
+            pool = self._overdetermined if holds == 2 else self._reserve
+            pool.add([Rounded(q, zeros, white, holds)])
         return white
 
 
@@ -184,13 +188,7 @@ def _round(side: Side, deadline: Deadline, candidates: Tensor) -> list[Rounded |
 
 def _representatives(vectors: Tensor) -> list[int]:
     """Indices of unit vectors (k, b), none along an earlier one."""
-    chosen: list[int] = []
-    open_ = torch.ones(len(vectors), dtype=torch.bool, device=vectors.device)
-    while bool(open_.any()):
-        chosen.append(int(open_.int().argmax()))
-        open_ &= ~_parallel(vectors, vectors[chosen[-1:]])
-        open_[chosen[-1]] = False
-    return chosen
+    return first_of_each((vectors @ vectors.T).abs() > 1 - _SAME_DIRECTION)
 
 
 class _DistinctDirections:
@@ -198,54 +196,58 @@ class _DistinctDirections:
 
     def __init__(self, side: Side, limit: int | None = None) -> None:
         self.limit = limit
-        self.vectors: list[Tensor] = []
-        self.zeros: list[Tensor] = []
-        self.redundancy: list[int] = []
+        self.found: list[Rounded] = []
         self.white = side.white.new_zeros(0, side.white.shape[1])
 
     def __len__(self) -> int:
-        return len(self.vectors)
-
-    def _worth(self, j: int) -> tuple[int, int]:
-        return self.redundancy[j], int(self.zeros[j].sum())
+        return len(self.found)
 
     @property
     def full_of_better(self) -> bool:
         """Is there no room for a direction that depends on a single row?"""
-        return self.limit is not None and len(self) >= self.limit and min(self.redundancy) > 0
+        full = self.limit is not None and len(self) >= self.limit
+        return full and min(found.redundancy for found in self.found) > 0
 
     def holds(self, candidates: Tensor) -> Tensor:
         return _parallel(candidates, self.white)
 
-    def add(self, q: Tensor, zeros: Tensor, white: Tensor, redundancy: int) -> None:
-        if bool(self.holds(white).any()):
-            return
-        self.vectors.append(q)
-        self.zeros.append(zeros)
-        self.redundancy.append(redundancy)
-        self.white = torch.cat([self.white, white])
+    def lacking(self, rounded: list[Rounded]) -> list[Rounded]:
+        """Those of the directions that are not known, each once."""
+        if not rounded:
+            return rounded
+        white = torch.cat([found.white for found in rounded])
+        known = self.holds(white).tolist()
+        return [rounded[j] for j in _representatives(white) if not known[j]]
+
+    def add(self, rounded: list[Rounded]) -> None:
+        self.found += self.lacking(rounded)
         if self.limit is not None and len(self) > self.limit:
-            worst = min(range(len(self)), key=self._worth)
-            self.forget(torch.arange(len(self), device=self.white.device) == worst)
+            zeros = torch.stack([found.zeros for found in self.found]).sum(1).tolist()
+            worth = [(found.redundancy, zeros[j], -j) for j, found in enumerate(self.found)]
+            best = sorted(range(len(self)), key=worth.__getitem__, reverse=True)[: self.limit]
+            self.found = [self.found[j] for j in sorted(best)]
+        self._stack()
 
     def forget(self, which: Tensor) -> None:
         """Drop some of the directions (k,) bool."""
-        kept = (~which).nonzero().flatten().tolist()
-        self.vectors = [self.vectors[j] for j in kept]
-        self.zeros = [self.zeros[j] for j in kept]
-        self.redundancy = [self.redundancy[j] for j in kept]
-        self.white = self.white[kept]
+        self.found = [f for f, gone in zip(self.found, which.tolist(), strict=True) if not gone]
+        self._stack()
+
+    def _stack(self) -> None:
+        self.white = torch.cat([self.white[:0], *(found.white for found in self.found)])
 
 
 def _directions(side: Side, known: list[_DistinctDirections]) -> Directions:
     rows, b = side.white.shape
-    nothing = side.white.new_zeros(rows, 0, dtype=torch.bool)
+    found = [each for part in known for each in part.found]
     return Directions(
         side,
-        torch.cat([side.white.new_zeros(b, 0), *(q[:, None] for k in known for q in k.vectors)], 1),
-        torch.cat([nothing, *(z[:, None] for k in known for z in k.zeros)], 1),
+        torch.stack([each.q for each in found], 1) if found else side.white.new_zeros(b, 0),
+        torch.stack([each.zeros for each in found], 1)
+        if found
+        else side.white.new_zeros(rows, 0, dtype=torch.bool),
         torch.tensor(
-            [f for k in known for f in k.redundancy], dtype=torch.int64, device=side.white.device
+            [each.redundancy for each in found], dtype=torch.int64, device=side.white.device
         ),
     )
 

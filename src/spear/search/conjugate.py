@@ -86,9 +86,10 @@ def least_squares(
     s = _beside(rows.T @ r, fixed)
     p, slope = s, s.square().sum(0)
     tiny, eps = torch.finfo(rows.dtype).tiny, torch.finfo(rows.dtype).eps
-    floor = torch.maximum(
-        _IN_NOISE**2 / weight.sum(0).clamp_min(1), r.new_tensor(len(s) * (_ROUNDINGS * eps) ** 2)
+    floor = _IN_NOISE**2 / weight.sum(0).clamp_min(
+        1
     )  # of the squared slope, relative to what is left
+    floor = floor.clamp_min(len(s) * (_ROUNDINGS * eps) ** 2)
     enough, flat = tolerance**2 * slope, torch.zeros_like(slope, dtype=torch.bool)
     for step in range(1, _STEPS + 1):
         t = (rows @ p).mul_(weight)

@@ -295,17 +295,30 @@ def sparsest_independent(vectors: Tensor, sparsity: Tensor) -> list[int]:
         vectors: (b, c) unit columns.
         sparsity: (c,) larger is taken first.
     """
-    b = len(vectors)
-    span = vectors.new_zeros(b, 0)
-    chosen: list[int] = []
+    b, vectors = len(vectors), vectors.cpu()  # one after the other: many questions to a device
+    span, chosen = vectors.new_zeros(b, b), list[int]()
     for j in torch.argsort(sparsity, descending=True, stable=True).tolist():
-        rest = vectors[:, j] - span @ (span.T @ vectors[:, j])
-        rest = rest - span @ (span.T @ rest)  # twice is enough (Kahan)
+        known = span[:, : len(chosen)]
+        rest = vectors[:, j] - known @ (known.T @ vectors[:, j])
+        rest = rest - known @ (known.T @ rest)  # twice is enough (Kahan)
         if float(rest.norm()) > INDEPENDENT:
+            span[:, len(chosen)] = rest / rest.norm()
             chosen.append(j)
-            span = torch.cat([span, (rest / rest.norm())[:, None]], 1)
         if len(chosen) == b:
             break
+    return chosen
+
+
+def first_of_each(same: Tensor, limit: int | None = None) -> list[int]:
+    """Indices, in order, of those that are not the same (k, k) bool as one that was taken before."""
+    same, chosen = same.cpu(), list[int]()
+    open_ = torch.ones(len(same), dtype=torch.bool)
+    for i in range(len(same)):
+        if len(chosen) == limit:
+            break
+        if bool(open_[i]):
+            chosen.append(i)
+            open_ &= ~same[i]
     return chosen
 
 

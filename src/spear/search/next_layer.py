@@ -30,7 +30,7 @@ from torch import Tensor
 from spear.factors import Factors, Side
 from spear.search.deadline import Deadline
 from spear.search.dual import BalancedProblem, solve_definite
-from spear.search.kernels import unit
+from spear.search.kernels import first_of_each, unit
 from spear.search.sharpening import smallest_eigenvectors
 from spear.search.watch import Watch
 from spear.tolerances import EXACT_ERROR, MARGIN
@@ -280,13 +280,7 @@ def _distinct(z: Tensor, following: NextLayer, near: float) -> Tensor:
     rest = outside(following, z)
     z = z[:, rest.argsort()[: int((rest < near).sum())]]
     signs = z.sign()
-    same = signs.T @ signs > (2 * _SAME_SIGNS - 1) * len(z)  # (k, k)
-    open_ = torch.ones_like(same[0]) if len(same) else same.new_zeros(0)
-    chosen: list[int] = []
-    while bool(open_.any()):
-        chosen.append(int(open_.int().argmax()))
-        open_ &= ~same[chosen[-1]]
-        open_[chosen[-1]] = False
+    chosen = first_of_each(signs.T @ signs > (2 * _SAME_SIGNS - 1) * len(z))
     z = z[:, chosen]
     return z / z.square().mean(0).sqrt()
 

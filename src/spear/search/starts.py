@@ -17,7 +17,7 @@ from spear.factors import Side
 from spear.search.conjugate import Rows, kernels_of, least_squares
 from spear.search.deadline import Deadline
 from spear.search.dual import RIDGE, BalancedProblem, SignRegression
-from spear.search.kernels import unit, zero_margin
+from spear.search.kernels import first_of_each, unit, zero_margin
 from spear.search.parallel import COLUMNS, piece_length, worth_distributing
 from spear.search.watch import Watch
 from spear.tolerances import UNDECIDED
@@ -149,14 +149,8 @@ def distinct(q: Tensor, score: Tensor, limit: int) -> Tensor:
     order = score.argsort(descending=True)
     order = order[finite[order]]
     ranked = q[:, order]
-    open_ = torch.ones(len(order), dtype=torch.bool, device=q.device)
-    chosen: list[int] = []
-    while len(chosen) < limit and bool(open_.any()):
-        i = int(open_.int().argmax())
-        chosen.append(i)
-        open_ &= (ranked.T @ ranked[:, i]).abs() < _SAME_COSINE
-        open_[i] = False
-    return order[chosen]
+    chosen = first_of_each((ranked.T @ ranked).abs() >= _SAME_COSINE, limit)
+    return order[torch.tensor(chosen, dtype=torch.int64, device=order.device)]
 
 
 _SURPLUS = 1.25  # rows to solve a kernel from, relative to b: more make it well conditioned

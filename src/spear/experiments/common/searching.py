@@ -21,7 +21,15 @@ from spear.experiments.common.experiment import Case
 from spear.factors import Factors, Side, factorise
 from spear.judge import Selection, select
 from spear.metrics import EXACT_DB, score_images
-from spear.search import CandidatePool, CascadeFinder, Finder, SamplingFinder, Watch, unit
+from spear.search import (
+    CandidatePool,
+    CascadeFinder,
+    Finder,
+    Rounded,
+    SamplingFinder,
+    Watch,
+    unit,
+)
 from spear.trials import Batch, Measured, Row, progress_words, quality
 from spear.update import LayerUpdate
 
@@ -193,9 +201,8 @@ class PlainPool(CandidatePool):
     def _keep(self, q: Tensor, zeros: Tensor) -> Tensor:
         white = unit((q * self.side.scales)[None])
         if int(zeros.sum()) + self.side.empty_rows >= self.threshold * self.side.size:
-            self._overdetermined.add(
-                q, zeros, white, 0
-            )  # redundancy is ignored: sparsity alone decides
+            # Redundancy is ignored: sparsity alone decides.
+            self._overdetermined.add([Rounded(q, zeros, white, 0)])
         return white
 
 
