@@ -187,7 +187,12 @@ class SignRegression:
 
 
 def read_samples(
-    problem: DualProblem, q: Tensor, off: Tensor, watch: Watch | None = None
+    problem: DualProblem,
+    q: Tensor,
+    off: Tensor,
+    watch: Watch | None = None,
+    *,
+    only: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """c of samples with known zeros, from their patterns alone; b - k others may be unknown.
 
@@ -199,19 +204,21 @@ def read_samples(
         q: (k, b) exact directions.
         off: (k, rows) their zeros: bool, or how likely each is one.
         watch: with the workers, if there are any.
+        only: read these, beside the others; all unless given.
 
     Returns:
         c (k, b) with c_i . q_i = 1, and the share of rows (k,) whose sign agrees with the pattern.
     """
     if not len(q):
         return q, q.new_zeros(0)
+    wanted = slice(None) if only is None else only
     prior = Prior.of(problem, q)
     known = unit(prior.change @ q.T, 0)  # (b, k)
     basis, triangle = torch.linalg.qr(known, mode="complete")
     k = known.shape[1]
     dual = torch.linalg.solve_triangular(triangle[:k], basis[:, :k].T, upper=True)  # (k, b)
-    spans = Spans(basis[:, k:], unit(dual))
-    return fit_signs(problem, prior, spans, q, off, watch)
+    spans = Spans(basis[:, k:], unit(dual)[wanted])
+    return fit_signs(problem, prior, spans, q[wanted], off[wanted], watch)
 
 
 def consistent_samples(
@@ -233,15 +240,18 @@ def consistent_samples(
     for _ in range(_MOST_DROPPED):
         if bool((share >= least_agreement).all()):
             return q, c
-        # One mix spoils the reading of all it holds: it is the one without which the others fit.
-        suspects = off.sum(1).argsort()[:_POSSIBLE_MIXES].tolist()
-        others = [[j for j in range(len(q)) if j != i] for i in suspects]
-        shares = [read_samples(whole, q[o], off[o], watch)[1] for o in others]
-        fits = [int((share >= least_agreement).sum()) for share in shares]
-        best = max(range(len(fits)), key=fits.__getitem__)
-        if fits[best] <= int((share >= least_agreement).sum()):
+        # One mix spoils the reading of all it holds: it is the one without which these fit.
+        misfits = (share < least_agreement).nonzero().flatten().tolist()
+        best, cured = None, 0
+        for i in off.sum(1).argsort()[:_POSSIBLE_MIXES].tolist():
+            others = [j for j in range(len(q)) if j != i]
+            spoilt = [j - (j > i) for j in misfits if j != i]
+            anew = read_samples(whole, q[others], off[others], watch, only=spoilt)[1]
+            fits = int((anew >= least_agreement).sum())
+            best, cured = (others, fits) if fits > cured else (best, cured)
+        if best is None:
             break
-        q, off = q[others[best]], off[others[best]]
+        q, off = q[best], off[best]
         c, share = read_samples(whole, q, off, watch)
     sound = share >= least_agreement
     if not bool(sound.all()):
