@@ -20,6 +20,7 @@ from spear.update import double
 
 _BLOCK = 1 << 21  # entries of a column block: 16 MB in float64
 
+_BLOCKS_PER_TRIANGLE = 4  # columns of a block, in columns of the sketch
 _INITIAL_COLUMNS = 64  # of a sketch; doubled until there are twice as many as the rank
 # A sketch as wide as a third of the layer costs half as much as the whole factorisation.
 _SKETCH_FRACTION = 3
@@ -70,8 +71,10 @@ def sketch(
     Q = _range(G, eps, min(rows, columns) // _SKETCH_FRACTION, check_time)
     if Q is None:
         return None
-    blocks = (Q.T @ block for _, block in column_blocks(G, check_time=check_time))
-    R = _triangle(blocks, Q.shape[1])
+    # Wide blocks: with each of them, the triangle so far is factorised again.
+    width = _BLOCKS_PER_TRIANGLE * Q.shape[1]
+    blocks = (Q.T @ block for _, block in column_blocks(G, width, check_time))
+    R = _triangle(blocks, Q.shape[1], min(width, G.shape[1]))
     _, s, Wt = torch.linalg.svd(R)  # G^T Q = V S W^T, V (n, k)
     rank = _last_drop(s, eps, _SKETCH_DROP)
     if rank is None:

@@ -49,6 +49,7 @@ _NEAR_THRESHOLD = 1e-4  # of a typical preactivation: float32 rounds to 1e-6 of 
 _ROWS_AT_ONCE = 1 << 14
 _FAR_OFF = 4.0  # times the largest preactivation: a dropped neuron stays off at half its scale
 _DIFFERENCE_STEP = 1e-6  # of z, for differences of gradients in float64
+_ASKED_FIRST = 16  # samples, where one may answer for all
 _NEURONS_PER_OUTPUT = 4  # neurons per output from which a gradient at the outputs can be solved for
 _PARALLEL = 1e-12  # how far apart gradients at the outputs are that differ by a factor, in float64
 _FEWEST_CLASSES = 6  # from which a straight line through all but two says something
@@ -201,6 +202,20 @@ class Fit:
         if self.labels is None:
             return torch.zeros_like(scale)  # a free gradient adapts
         return relative_distance(self._gradient_at(scale), self.replay.D) / self.tolerance
+
+    def breaks_at(self, scale: Tensor) -> bool:
+        """Is any column that matches off by more than its tolerance, with inputs this much larger?
+
+        A few are asked first, those that are known most closely.
+        """
+        if self.labels is None or not bool(self.matched.any()):
+            return False
+        few = self.tolerance.masked_fill(~self.matched, torch.inf).argsort()[:_ASKED_FIRST]
+        Z, D = self.replay.scaled(scale)[few], self.replay.D[few]
+        off = relative_distance(self.replay.gradient(Z, self.labels[few]), D)
+        if bool((off > self.tolerance[few])[self.matched[few]].any()):
+            return True
+        return bool((self.off_at(scale) > 1)[self.matched].any())
 
     def weights_at(self, scale: Tensor) -> Tensor | None:
         """`weights` (b,) with inputs this much larger (b,)."""

@@ -87,6 +87,9 @@ class RoundsFit(Fit):
     def off_at(self, scale: Tensor) -> Tensor:
         return self._most(scale, lambda fit, t: fit.off_at(t))
 
+    def breaks_at(self, scale: Tensor) -> bool:
+        return bool((self.off_at(scale) > 1)[self.matched].any())
+
     def alone_off_at(self, scale: Tensor) -> Tensor:
         return self._most(scale, lambda fit, t: fit.alone_off_at(t))
 

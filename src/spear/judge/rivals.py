@@ -202,7 +202,7 @@ def _no_louder(found: Recovered, pinned: Tensor) -> Tensor:
 
 def _scale_is_identified(fit: Fit, steps: list[Tensor]) -> bool:
     """Is the scale of all samples together fixed by directions, weights or later layers?"""
-    directions = all(bool((fit.off_at(t) > 1)[fit.matched].any()) for t in steps)
+    directions = all(fit.breaks_at(t) for t in steps)
     return (
         directions or _identified_by_weights(fit, steps) or _identified_by_later_layers(fit, steps)
     )

@@ -145,7 +145,7 @@ def _round_together(side: Side, white: Tensor, deadline: Deadline) -> _Together:
         wider = values <= _below_gaps(values, level)  # rows above may be zeros of a sharper kernel
         zeros[:, open_], white[:, open_] = torch.where(same, wider, now), kernel
         open_ = open_[~same | (good & (wider != before).any(0))]
-    found.unclear[open_] = True
+    found.unclear[open_] |= ~found.known[open_]  # else there are zeros that come and go
     certain = (found.known & ~found.unclear).nonzero().flatten()
     kernels = unit(found.vectors[:, certain] * side.scales[:, None], 0)
     spare = _have_spare_zeros(side, kernels, found.zeros[:, certain], deadline)
