@@ -7,6 +7,7 @@ implement `Finder`.
 
 from spear.search.candidates import CandidatePool
 from spear.search.cascade import CascadeFinder
+from spear.search.conjugate import smallest_eigenvalues
 from spear.search.deadline import Deadline, TimeIsUp
 from spear.search.directions import Directions, Finder
 from spear.search.dual import SIGN_AGREEMENT, consistent_samples, dual_problem
@@ -43,6 +44,7 @@ __all__ = [
     "dual_problem",
     "redundancy",
     "scale",
+    "smallest_eigenvalues",
     "sparsest_independent",
     "unit",
     "workers",

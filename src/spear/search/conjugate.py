@@ -23,6 +23,7 @@ _PASSES = 4  # of refinement; two are usual
 _IN_NOISE = 0.03  # of an entry's share of what is left: a slope this small is that of noise
 _BELOW_NOISE = 0.1  # of the noise of an entry: an error that small is never seen
 _STEPS = 60  # of a pass: with more, a factorisation is no slower
+_INVERSE_STEPS, _ROUGHLY = 8, 1e-2  # for an eigenvalue, and how well its systems are solved
 _LOOKED_AT = 5  # steps between two looks at what is left
 
 
@@ -104,6 +105,37 @@ def least_squares(
                 break
         p = s.addcmul(p, slope / before.clamp_min(tiny))
     return Solved(x.to(left) * length, r.norm(dim=0).to(left) * length, flat)
+
+
+def smallest_eigenvalues(rows: Tensor, kept: Tensor, beside: Tensor) -> Tensor:
+    """Of the Gram matrices of rows (rows, b) kept (rows, k), beside unit vectors (b, k): (k,).
+
+    By inverse iteration, approached from above, to a few per cent.
+    """
+    x = torch.linspace(1, 2, beside.numel(), dtype=rows.dtype, device=rows.device).sin_()
+    x, size = x.view_as(beside), torch.ones_like(beside[0])
+    for _ in range(_INVERSE_STEPS):
+        right = _beside(normalize(x, dim=0), beside)
+        x = _beside(_gram_solved(rows, kept, right, beside), beside)
+        size = x.norm(dim=0) / right.norm(dim=0)
+    return 1 / size
+
+
+def _gram_solved(rows: Tensor, kept: Tensor, right: Tensor, beside: Tensor) -> Tensor:
+    """x (b, k) with Gram x = right, beside `beside`, by conjugate gradients."""
+    tiny = torch.finfo(rows.dtype).tiny
+    x, r, p = torch.zeros_like(right), right, right
+    size = r.square().sum(0)
+    for step in range(1, _STEPS + 1):
+        t = _beside(rows.T @ (rows @ p).mul_(kept), beside)
+        far = size / (p * t).sum(0).clamp_min(tiny)
+        x.addcmul_(p, far)
+        r = r.addcmul(t, far, value=-1)
+        before, size = size, r.square().sum(0)
+        if step % _LOOKED_AT == 0 and bool((size <= _ROUGHLY**2).all()):
+            break
+        p = r.addcmul(p, size / before.clamp_min(tiny))
+    return x
 
 
 def _beside(s: Tensor, fixed: Tensor) -> Tensor:
