@@ -333,7 +333,7 @@ def _longest(basis: Tensor, off: Tensor, own: Tensor, c: Tensor) -> Tensor:
     """
     least = _EIGENVALUE_MARGIN * smallest_eigenvalues(basis, off, own)  # (b,)
     sizes = (basis @ c).square().T @ off  # (b, b): c_i A_j^T A_j c_i
-    free = least <= torch.finfo(basis.dtype).eps * len(basis)
+    free = ~(least > torch.finfo(basis.dtype).eps * len(basis))  # NaN, too
     length = ((least + 1 - sizes) / least).clamp_min(0).sqrt().double()
     return length.masked_fill(free, torch.inf)
 
