@@ -128,7 +128,7 @@ def _gram_solved(rows: Tensor, kept: Tensor, right: Tensor, beside: Tensor) -> T
     size = r.square().sum(0)
     for step in range(1, _STEPS + 1):
         t = _beside(rows.T @ (rows @ p).mul_(kept), beside)
-        far = size / (p * t).sum(0).clamp_min(tiny)
+        far = size / (p * t).sum(0).clamp_min(tiny) * (size > _ROUGHLY**2)
         x.addcmul_(p, far)
         r = r.addcmul(t, far, value=-1)
         before, size = size, r.square().sum(0)
