@@ -67,6 +67,7 @@ from spear.search.starts import (
     refine_to_kernel,
     search_from_starts,
 )
+from spear.search.two_levels import TwoLevels, search_two_levels
 from spear.search.watch import Watch
 from spear.tolerances import ROWS_PER_SAMPLE, UNDECIDED
 
@@ -219,7 +220,7 @@ class CascadeFinder:
         blocks_of = functools.cache(functools.partial(Blocks.of, factors))
         blocks = blocks_of(0)
         whole = dual_problem(factors, None if blocks is None else blocks.change)
-        messages = _MessageRounds(factors, self.steps)
+        messages = _MessageRounds(factors, whole, self.steps)
         missing, idle, slow, fewest, more = whole, 0, False, b, 1.0  # `more` times the usual starts
 
         def what_is_left() -> DualProblem:
@@ -316,6 +317,7 @@ class _MessageRounds:
     """Rounds that use the next layer's gradient, where there is one."""
 
     factors: Factors
+    whole: DualProblem
     steps: int
     found: int = 0  # samples that are taken out of `layer`
     in_vain: int = 0
@@ -326,6 +328,10 @@ class _MessageRounds:
     def layer(self) -> NextLayer | None:
         return NextLayer.of(self.factors)
 
+    @cached_property
+    def levels(self) -> TwoLevels | None:
+        return TwoLevels.of(self.factors, self.whole)
+
     def wanted(self, missing: int, *, struggling: bool) -> bool:
         """Is the next layer to be asked? Where rows alone find little; once in use, always.
 
@@ -334,7 +340,8 @@ class _MessageRounds:
         needed = self.used or struggling or int(self.factors.live_rows.sum()) < _WIDE * missing
         again = not self.failed and self.in_vain < _MOST_IN_VAIN
         self.failed = False
-        return missing > 1 and needed and again and self.layer is not None
+        known = needed and again and (self.levels or self.layer) is not None
+        return missing > 1 and known
 
     def round(
         self,
@@ -344,23 +351,53 @@ class _MessageRounds:
         watch: Watch,
     ) -> bool:
         """One round with the next layer's gradient; is there a new direction?"""
-        assert self.layer is not None
-        q, _ = pool.overdetermined()
-        self.layer = self.layer.without(pool.side.white @ q[self.found :].T, watch.deadline)
-        self.found, self.used = len(q), True
+        self.used = True
         watch.count("rounds")
         starts = max(128, residual.missing)  # many end in the same few: more rounds help more
-        with watch.stage("seek"):
-            z = search_by_messages(residual, self.layer, starts, self.steps, generator, watch)
-            watch.count("starts", starts)
-        with watch.stage("settle"):
-            candidates = directions_off(pool.side, z, watch.deadline)
+        watch.count("starts", starts)
+        search = self._by_levels if self.levels is not None else self._by_activations
+        candidates = search(pool, residual, starts, generator, watch)
         with watch.stage("round"):
             rounded = pool.rounded(candidates)
         with watch.stage("vouch"):
             grown = pool.keep(rounded, accepted(residual, rounded, False, watch))
         self.failed, self.in_vain = not grown, 0 if grown else self.in_vain + 1
         return grown
+
+    def _by_levels(
+        self,
+        pool: CandidatePool,
+        residual: BalancedProblem,
+        starts: int,
+        generator: torch.Generator,
+        watch: Watch,
+    ) -> Tensor:
+        """White directions (k, b) whose gradients have two levels."""
+        assert self.levels is not None
+        with watch.stage("seek"):
+            guesses = search_two_levels(
+                residual, self.levels, starts, self.steps, generator, watch
+            )
+        with watch.stage("settle"):
+            return kernels_near(pool.side, residual, *guesses, watch)
+
+    def _by_activations(
+        self,
+        pool: CandidatePool,
+        residual: BalancedProblem,
+        starts: int,
+        generator: torch.Generator,
+        watch: Watch,
+    ) -> Tensor:
+        """White directions (k, b) of samples whose activations the next layer's gradient shows."""
+        assert self.layer is not None
+        q, _ = pool.overdetermined()
+        self.layer = self.layer.without(pool.side.white @ q[self.found :].T, watch.deadline)
+        self.found = len(q)
+        with watch.stage("seek"):
+            z = search_by_messages(residual, self.layer, starts, self.steps, generator, watch)
+        with watch.stage("settle"):
+            return directions_off(pool.side, z, watch.deadline)
 
 
 def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:
