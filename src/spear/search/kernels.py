@@ -412,6 +412,8 @@ def _leaves_another(side: Side, inverse: Tensor, zeros: Tensor) -> bool:
     As of two samples that are much alike, in the rows in which both are off: each of their mixes has
     hundreds of such zeros, any two of which it can do without.
     """
+    if len(inverse) == 1:
+        return False
     x = inverse[int(inverse.diagonal().argmax())]  # by inverse iteration
     for _ in range(_INVERSE_STEPS):
         x = unit(inverse @ unit(x))
