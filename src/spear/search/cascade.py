@@ -241,7 +241,8 @@ class CascadeFinder:
                 grown = messages.round(pool, balance(missing), generator, watch)
             elif idle < self.patience:
                 effort = _Effort(idle, more, slow)
-                grown = self._round(pool, balance(missing), effort, generator, watch)
+                left_over = balance(missing)
+                grown = self._round(pool, left_over, effort, messages.levels, generator, watch)
             elif idle == self.patience and not whole.dropout and _span_cluster(pool, whole, watch):
                 yield pool.snapshot()
                 return
@@ -282,6 +283,7 @@ class CascadeFinder:
         pool: CandidatePool,
         residual: BalancedProblem,
         effort: _Effort,
+        levels: TwoLevels | None,
         generator: torch.Generator,
         watch: Watch,
     ) -> bool:
@@ -302,6 +304,9 @@ class CascadeFinder:
                 watch.count("starts", starts)
         with watch.stage("settle"):
             candidates = kernels_near(pool.side, residual, *guesses, watch)
+            if residual.missing == 1:  # its signs are exact: all rows count, not the lowest alone
+                last = directions_off(pool.side, guesses[1], watch.deadline)
+                candidates = torch.cat([candidates, last])
             if slow or idle or residual.least_agreement < SIGN_AGREEMENT:
                 refined = refine_to_kernel(pool.side, residual, *guesses, watch)
                 sharpened = sharpen(pool.side, residual, *guesses, generator, watch)
@@ -309,7 +314,7 @@ class CascadeFinder:
         with watch.stage("round"):
             found = pool.rounded(candidates)
         with watch.stage("vouch"):
-            return pool.keep(found, accepted(residual, found, kind > 0, watch))
+            return pool.keep(found, accepted(residual, found, kind > 0, watch, levels))
 
 
 @dataclass(eq=False)
@@ -360,7 +365,7 @@ class _MessageRounds:
         with watch.stage("round"):
             rounded = pool.rounded(candidates)
         with watch.stage("vouch"):
-            grown = pool.keep(rounded, accepted(residual, rounded, False, watch))
+            grown = pool.keep(rounded, accepted(residual, rounded, False, watch, self.levels))
         self.failed, self.in_vain = not grown, 0 if grown else self.in_vain + 1
         return grown
 
@@ -477,7 +482,11 @@ def _all_of(side: Side) -> int:
 
 
 def accepted(
-    residual: BalancedProblem, found: Directions, doubtful: bool, watch: Watch | None = None
+    residual: BalancedProblem,
+    found: Directions,
+    doubtful: bool,
+    watch: Watch | None = None,
+    levels: TwoLevels | None = None,
 ) -> Tensor:
     """Directions (c,) that are samples: with spare zeros and, where in doubt, fitting signs.
 
@@ -486,9 +495,11 @@ def accepted(
     has a zero it may be on, so the sum of two fits wherever one of them is on. A regression tells which
     directions are in doubt: two samples that the network takes for the same wrong class, beyond any
     doubt of its own, have the same gradient wherever both are on, so that their difference has more
-    zeros than either. If the time is up, what is in doubt is not.
+    zeros than either. If the time is up, what is in doubt is not. Where only outputs follow, a sample has
+    a gradient there, which settles all doubt of mixes.
     """
     determined = found.redundancy > 0
+    explained = torch.ones_like(determined) if levels is None else levels.fits(found)
     q = residual.c_basis.T @ (found.vectors * found.side.scales[:, None])
     off = certain_zeros(found.side, found.zeros.T)
     z = SignRegression(residual, q.dtype, ridge=SHARP_RIDGE).read(q, 1 - off.T.to(q))
@@ -496,11 +507,11 @@ def accepted(
     doubted = doubtful | (found.redundancy < 2) | ~plain
     ask = (determined & doubted) | (residual.missing <= _FEW_MISSING)
     if watch is not None and watch.expired:
-        return determined & ~ask
+        return determined & explained & ~ask
     fits = agreement(residual, unit(q[:, ask].T), off[ask], watch)
     enough = (fits == 1) & (not residual.dropout)
     determined[ask] = (determined[ask] & (fits >= residual.least_agreement)) | enough
-    return determined
+    return determined & explained
 
 
 def _sample(

@@ -26,7 +26,9 @@ from torch import Tensor
 
 from spear.factors import Factors
 from spear.search.deadline import Deadline
-from spear.search.dual import BalancedProblem, DualProblem, balance
+from spear.search.directions import Directions
+from spear.search.dual import BalancedProblem, DualProblem, balance, solve_definite
+from spear.search.kernels import unit
 from spear.search.next_layer import (
     COLUMNS,
     FIRST_VARIANCE,
@@ -42,6 +44,7 @@ from spear.search.next_layer import (
 )
 from spear.search.starts import distinct
 from spear.search.watch import Watch
+from spear.tolerances import EXACT_ERROR, UNDECIDED
 
 # Of 256 starts at 256 of 1000 (MNIST in [0, 1]), how many end near a sample: see docs/engine.md.
 _KEPT = 0.4  # of the last messages: 0.2 hits with a tenth fewer
@@ -84,6 +87,19 @@ class TwoLevels:
         delta = one - 1 / classes if classes > 1 else one  # of either sign: so is q
         label = torch.arange(count, device=one.device) % classes
         return self.weight.T @ delta[:, label]
+
+    def fits(self, found: Directions) -> Tensor:
+        """Which directions (c,) have a delta: d = W^T delta where they are on, whatever the loss.
+
+        A mix of samples has none, because its rows have more than two levels.
+        """
+        side = found.side
+        d = (side.basis @ unit(found.vectors, 0)).T  # (c, rows)
+        on = ~found.zeros.T
+        A = self.weight.T * on[:, :, None]  # (c, rows, classes)
+        delta = solve_definite(A.mT @ A, A.mT @ d[:, :, None])
+        left = ((d - (A @ delta)[:, :, 0]) * on).square().mean(1).sqrt()
+        return left <= (EXACT_ERROR * d.square().mean(1).sqrt()).clamp_min(UNDECIDED * side.zero)
 
     def gradients(self, problem: BalancedProblem) -> Span:
         """Where d is expected: nearly in what the found samples leave, and as long anywhere in it."""
