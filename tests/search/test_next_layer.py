@@ -13,10 +13,10 @@ from spear.search.deadline import NEVER
 from spear.search.dual import balance
 from spear.search.kernels import unit
 from spear.search.next_layer import (
-    NextLayer,
-    log_mills,
     Messages,
+    NextLayer,
     directions_off,
+    log_mills,
     outside,
     rows_given,
     search_by_messages,

@@ -241,8 +241,9 @@ class CascadeFinder:
                 grown = messages.round(pool, balance(missing), generator, watch)
             elif idle < self.patience:
                 effort = _Effort(idle, more, slow)
-                left_over = balance(missing)
-                grown = self._round(pool, left_over, effort, messages.levels, generator, watch)
+                grown = self._round(
+                    pool, balance(missing), effort, messages.levels, generator, watch
+                )
             elif idle == self.patience and not whole.dropout and _span_cluster(pool, whole, watch):
                 yield pool.snapshot()
                 return
@@ -278,7 +279,7 @@ class CascadeFinder:
         per_hit = self._starts(missing, more) / max(found, 1)
         return min(max(1.0, per_hit / _STARTS_PER_HIT), _MOST_STARTS)
 
-    def _round(
+    def _round(  # noqa: PLR0917
         self,
         pool: CandidatePool,
         residual: BalancedProblem,
@@ -380,9 +381,7 @@ class _MessageRounds:
         """White directions (k, b) whose gradients have two levels."""
         assert self.levels is not None
         with watch.stage("seek"):
-            guesses = search_two_levels(
-                residual, self.levels, starts, self.steps, generator, watch
-            )
+            guesses = search_two_levels(residual, self.levels, starts, self.steps, generator, watch)
         with watch.stage("settle"):
             return kernels_near(pool.side, residual, *guesses, watch)
 
@@ -495,8 +494,8 @@ def accepted(
     has a zero it may be on, so the sum of two fits wherever one of them is on. A regression tells which
     directions are in doubt: two samples that the network takes for the same wrong class, beyond any
     doubt of its own, have the same gradient wherever both are on, so that their difference has more
-    zeros than either. If the time is up, what is in doubt is not. Where only outputs follow, a sample has
-    a gradient there, which settles all doubt of mixes.
+    zeros than either. If the time is up, what is in doubt is not. Where only outputs follow, a sample
+    has a gradient there (`levels`), and a mix has none.
     """
     determined = found.redundancy > 0
     explained = torch.ones_like(determined) if levels is None else levels.fits(found)

@@ -233,6 +233,7 @@ def rows_given(z: Messages, y: Messages) -> tuple[Messages, Messages]:
 
 
 def average(variance: Tensor) -> Tensor:
+    """The mean over rows (1, k), above zero."""
     return variance.mean(0, keepdim=True).clamp_min(torch.finfo(variance.dtype).tiny)
 
 

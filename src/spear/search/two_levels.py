@@ -46,15 +46,15 @@ from spear.search.starts import distinct
 from spear.search.watch import Watch
 from spear.tolerances import EXACT_ERROR, UNDECIDED
 
-# Of 256 starts at 256 of 1000 (MNIST in [0, 1]), how many end near a sample: see docs/engine.md.
+# Measured by how many of 256 starts end near a sample, one batch of 256 of 1000 (MNIST in [0, 1]).
 _KEPT = 0.4  # of the last messages: 0.2 hits with a tenth fewer
 _LEAST = 1e-4  # variance of a message, in units of a typical row that is on; 1e-3 hits as often
 # Variance of a row's level around e: at first, by how much it falls in a step, and at last. From 0.002
 # to 0.03 at first, half as many more starts hit.
 _LEVEL_FIRST, _LEVEL_FALLS, _LEVEL_LAST = 0.03, 0.87, 1e-5
 _OUTPUTS_VARY = 0.05  # deviation of e between samples of a label, before training: 0.03 on MNIST
-# What was found is read from signs, so that the gradients of what is missing are not quite orthogonal to
-# it: 0.13 to 0.19 of their length are outside. From 0.1 to 0.4 hits are much the same.
+# The c of what was found are read from signs, so that gradients of what is missing are not quite
+# orthogonal to them: 0.13 to 0.19 of their length is outside. From 0.1 to 0.4 hits are much the same.
 _OUTSIDE = 0.2
 _LEAST_ROWS = 8  # per class: with few more rows than classes, any d has its e
 
