@@ -308,7 +308,7 @@ BUDGETS = {  # with how many submatrices each may go over, a step of its own at 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_a_search_ends_with_its_budget_and_says_so(name):
     finder, over, said = BUDGETS[name]
-    planted, watch = plant(20, m=36, n=60), Watch()
+    planted, watch = plant(20, m=36, n=60), Watch()  # too few zeros for a sample
     for pool in pools_of(finder, factorise(planted.view), watch=watch):
         assert pool.vectors.shape[0] == 20
     assert 100 <= watch.stats["submatrices"] <= 100 + over

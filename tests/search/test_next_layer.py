@@ -13,10 +13,10 @@ from spear.search.deadline import NEVER
 from spear.search.dual import balance
 from spear.search.kernels import unit
 from spear.search.next_layer import (
+    Messages,
     NextLayer,
-    _log_mills,
-    _Messages,
     directions_off,
+    log_mills,
     outside,
     rows_given,
     search_by_messages,
@@ -91,7 +91,7 @@ def test_without_the_model_the_span_stays(known, following):
 def test_a_row_is_what_integration_says(deviation):
     z, y = torch.randn(2, 40, 1, generator=seeded(1), dtype=torch.float64)
     variance = torch.tensor([[deviation**2]], dtype=torch.float64)
-    seen_z, seen_y = rows_given(_Messages(z, variance), _Messages(y, 2 * variance))
+    seen_z, seen_y = rows_given(Messages(z, variance), Messages(y, 2 * variance))
     grid = torch.linspace(-12, 12, 24_001, dtype=torch.float64)  # of z, (1, points)
     relu = grid.clamp_min(0)
     log = -((z - grid).square() / 2 + (y - relu).square() / 4) / deviation**2
@@ -108,7 +108,7 @@ def test_a_row_is_what_integration_says(deviation):
 def test_the_tail_of_a_normal_is_right_far_from_zero():
     a = torch.tensor([-60.0, -12, -3, 0, 3, 12, 60])
     expected = torch.special.log_ndtr(a.double()) + a.double().square() / 2 + math.log(2)
-    torch.testing.assert_close(_log_mills(a).double(), expected, atol=1e-2, rtol=1e-4)
+    torch.testing.assert_close(log_mills(a).double(), expected, atol=1e-2, rtol=1e-4)
 
 
 def test_a_batch_of_more_than_a_third_of_the_neurons_comes_back(planted):

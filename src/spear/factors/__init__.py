@@ -1,7 +1,7 @@
 """The low-rank factors of an update: rank, noise level and bases, streamed where the layer is large."""
 
 from spear.factors.combining import Combination, combine
-from spear.factors.factorisation import Factors, Side, factorise, row_space
+from spear.factors.factorisation import Factors, Side, factorise, leading_part
 from spear.factors.history import RoundHistory
 from spear.factors.penalty import without_penalty
 from spear.factors.spectrum import batch_size_from, rounding_of
@@ -14,7 +14,7 @@ __all__ = [
     "batch_size_from",
     "combine",
     "factorise",
+    "leading_part",
     "rounding_of",
-    "row_space",
     "without_penalty",
 ]

@@ -508,18 +508,18 @@ def _noise(s: Tensor, outside: Tensor, b: int, m: int, n: int) -> tuple[float, f
     return max(overall, floor), max(loudest, overall, floor)
 
 
-def row_space(gradient: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The leading right singular vectors (k, n) of a gradient (m, n), and its singular values.
+def leading_part(gradient: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """U (m, k), S (k,) and V^T (k, n) of a gradient (m, n), as torch.linalg.svd has them.
 
     Of a large gradient, whose rank is all but known, only a few more than that, by a sketch.
     """
     G = double(gradient)
     if min(G.shape) < _SKETCHED_FROM:
-        _, s, Vt = torch.linalg.svd(G, full_matrices=False)
-        return Vt, s
+        U, s, Vt = torch.linalg.svd(G, full_matrices=False)
+        return U, s, Vt
     size = G.shape[1], min(*G.shape, rank + _SPARE_COLUMNS)
     drawn = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=G.dtype)
-    seen = torch.linalg.qr(G @ drawn.to(G.device)).Q  # (m, k)
-    V, R = torch.linalg.qr(G.T @ seen)  # (n, k)
-    rotation, s, _ = torch.linalg.svd(R)
-    return (V @ rotation).T, s
+    left = torch.linalg.qr(G @ drawn.to(G.device)).Q  # (m, k)
+    V, R = torch.linalg.qr(G.T @ left)  # (n, k)
+    turn, s, back = torch.linalg.svd(R)
+    return left @ back.T, s, (V @ turn).T

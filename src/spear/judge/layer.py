@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spear import theory
-from spear.factors import Factors, row_space
+from spear.factors import Factors, leading_part
 from spear.judge.selection import Selection, at_scales, silent_in
 from spear.search import smallest_eigenvalues, unit
 from spear.tolerances import (
@@ -461,7 +461,7 @@ def outside_next_layer(found: Recovered) -> Tensor:
         return nothing
     factors.check_time()
     b, eps = selection.b, factors.eps
-    span, s = row_space(gradient, b)
+    _, s, span = leading_part(gradient, b)
     # Noise beside the faintest sample may turn the span.
     turned = float(s[b] / s[b - 1]) if len(s) > b else 1.0
     level = MARGIN * (turned + eps * float(s[0] / s[b - 1]) if len(s) > b else 1.0)

@@ -67,6 +67,7 @@ from spear.search.starts import (
     refine_to_kernel,
     search_from_starts,
 )
+from spear.search.two_levels import TwoLevels, search_two_levels
 from spear.search.watch import Watch
 from spear.tolerances import ROWS_PER_SAMPLE, UNDECIDED
 
@@ -219,7 +220,7 @@ class CascadeFinder:
         blocks_of = functools.cache(functools.partial(Blocks.of, factors))
         blocks = blocks_of(0)
         whole = dual_problem(factors, None if blocks is None else blocks.change)
-        messages = _MessageRounds(factors, self.steps)
+        messages = _MessageRounds(factors, whole, self.steps)
         missing, idle, slow, fewest, more = whole, 0, False, b, 1.0  # `more` times the usual starts
 
         def what_is_left() -> DualProblem:
@@ -240,7 +241,9 @@ class CascadeFinder:
                 grown = messages.round(pool, balance(missing), generator, watch)
             elif idle < self.patience:
                 effort = _Effort(idle, more, slow)
-                grown = self._round(pool, balance(missing), effort, generator, watch)
+                grown = self._round(
+                    pool, balance(missing), effort, messages.levels, generator, watch
+                )
             elif idle == self.patience and not whole.dropout and _span_cluster(pool, whole, watch):
                 yield pool.snapshot()
                 return
@@ -276,11 +279,12 @@ class CascadeFinder:
         per_hit = self._starts(missing, more) / max(found, 1)
         return min(max(1.0, per_hit / _STARTS_PER_HIT), _MOST_STARTS)
 
-    def _round(
+    def _round(  # noqa: PLR0917
         self,
         pool: CandidatePool,
         residual: BalancedProblem,
         effort: _Effort,
+        levels: TwoLevels | None,
         generator: torch.Generator,
         watch: Watch,
     ) -> bool:
@@ -301,6 +305,9 @@ class CascadeFinder:
                 watch.count("starts", starts)
         with watch.stage("settle"):
             candidates = kernels_near(pool.side, residual, *guesses, watch)
+            if residual.missing == 1:  # its signs are exact: all rows count, not the lowest alone
+                last = directions_off(pool.side, guesses[1], watch.deadline)
+                candidates = torch.cat([candidates, last])
             if slow or idle or residual.least_agreement < SIGN_AGREEMENT:
                 refined = refine_to_kernel(pool.side, residual, *guesses, watch)
                 sharpened = sharpen(pool.side, residual, *guesses, generator, watch)
@@ -308,7 +315,7 @@ class CascadeFinder:
         with watch.stage("round"):
             found = pool.rounded(candidates)
         with watch.stage("vouch"):
-            return pool.keep(found, accepted(residual, found, kind > 0, watch))
+            return pool.keep(found, accepted(residual, found, kind > 0, watch, levels))
 
 
 @dataclass(eq=False)
@@ -316,6 +323,7 @@ class _MessageRounds:
     """Rounds that use the next layer's gradient, where there is one."""
 
     factors: Factors
+    whole: DualProblem
     steps: int
     found: int = 0  # samples that are taken out of `layer`
     in_vain: int = 0
@@ -326,6 +334,10 @@ class _MessageRounds:
     def layer(self) -> NextLayer | None:
         return NextLayer.of(self.factors)
 
+    @cached_property
+    def levels(self) -> TwoLevels | None:
+        return TwoLevels.of(self.factors, self.whole)
+
     def wanted(self, missing: int, *, struggling: bool) -> bool:
         """Is the next layer to be asked? Where rows alone find little; once in use, always.
 
@@ -334,7 +346,8 @@ class _MessageRounds:
         needed = self.used or struggling or int(self.factors.live_rows.sum()) < _WIDE * missing
         again = not self.failed and self.in_vain < _MOST_IN_VAIN
         self.failed = False
-        return missing > 1 and needed and again and self.layer is not None
+        known = needed and again and (self.levels or self.layer) is not None
+        return missing > 1 and known
 
     def round(
         self,
@@ -344,23 +357,51 @@ class _MessageRounds:
         watch: Watch,
     ) -> bool:
         """One round with the next layer's gradient; is there a new direction?"""
-        assert self.layer is not None
-        q, _ = pool.overdetermined()
-        self.layer = self.layer.without(pool.side.white @ q[self.found :].T, watch.deadline)
-        self.found, self.used = len(q), True
+        self.used = True
         watch.count("rounds")
         starts = max(128, residual.missing)  # many end in the same few: more rounds help more
-        with watch.stage("seek"):
-            z = search_by_messages(residual, self.layer, starts, self.steps, generator, watch)
-            watch.count("starts", starts)
-        with watch.stage("settle"):
-            candidates = directions_off(pool.side, z, watch.deadline)
+        watch.count("starts", starts)
+        search = self._by_levels if self.levels is not None else self._by_activations
+        candidates = search(pool, residual, starts, generator, watch)
         with watch.stage("round"):
             rounded = pool.rounded(candidates)
         with watch.stage("vouch"):
-            grown = pool.keep(rounded, accepted(residual, rounded, False, watch))
+            grown = pool.keep(rounded, accepted(residual, rounded, False, watch, self.levels))
         self.failed, self.in_vain = not grown, 0 if grown else self.in_vain + 1
         return grown
+
+    def _by_levels(
+        self,
+        pool: CandidatePool,
+        residual: BalancedProblem,
+        starts: int,
+        generator: torch.Generator,
+        watch: Watch,
+    ) -> Tensor:
+        """White directions (k, b) whose gradients have two levels."""
+        assert self.levels is not None
+        with watch.stage("seek"):
+            guesses = search_two_levels(residual, self.levels, starts, self.steps, generator, watch)
+        with watch.stage("settle"):
+            return kernels_near(pool.side, residual, *guesses, watch)
+
+    def _by_activations(
+        self,
+        pool: CandidatePool,
+        residual: BalancedProblem,
+        starts: int,
+        generator: torch.Generator,
+        watch: Watch,
+    ) -> Tensor:
+        """White directions (k, b) of samples whose activations the next layer's gradient shows."""
+        assert self.layer is not None
+        q, _ = pool.overdetermined()
+        self.layer = self.layer.without(pool.side.white @ q[self.found :].T, watch.deadline)
+        self.found = len(q)
+        with watch.stage("seek"):
+            z = search_by_messages(residual, self.layer, starts, self.steps, generator, watch)
+        with watch.stage("settle"):
+            return directions_off(pool.side, z, watch.deadline)
 
 
 def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:
@@ -440,7 +481,11 @@ def _all_of(side: Side) -> int:
 
 
 def accepted(
-    residual: BalancedProblem, found: Directions, doubtful: bool, watch: Watch | None = None
+    residual: BalancedProblem,
+    found: Directions,
+    doubtful: bool,
+    watch: Watch | None = None,
+    levels: TwoLevels | None = None,
 ) -> Tensor:
     """Directions (c,) that are samples: with spare zeros and, where in doubt, fitting signs.
 
@@ -449,9 +494,11 @@ def accepted(
     has a zero it may be on, so the sum of two fits wherever one of them is on. A regression tells which
     directions are in doubt: two samples that the network takes for the same wrong class, beyond any
     doubt of its own, have the same gradient wherever both are on, so that their difference has more
-    zeros than either. If the time is up, what is in doubt is not.
+    zeros than either. If the time is up, what is in doubt is not. Where only outputs follow, a sample
+    has a gradient there (`levels`), and a mix has none.
     """
     determined = found.redundancy > 0
+    explained = torch.ones_like(determined) if levels is None else levels.fits(found)
     q = residual.c_basis.T @ (found.vectors * found.side.scales[:, None])
     off = certain_zeros(found.side, found.zeros.T)
     z = SignRegression(residual, q.dtype, ridge=SHARP_RIDGE).read(q, 1 - off.T.to(q))
@@ -459,11 +506,11 @@ def accepted(
     doubted = doubtful | (found.redundancy < 2) | ~plain
     ask = (determined & doubted) | (residual.missing <= _FEW_MISSING)
     if watch is not None and watch.expired:
-        return determined & ~ask
+        return determined & explained & ~ask
     fits = agreement(residual, unit(q[:, ask].T), off[ask], watch)
     enough = (fits == 1) & (not residual.dropout)
     determined[ask] = (determined[ask] & (fits >= residual.least_agreement)) | enough
-    return determined
+    return determined & explained
 
 
 def _sample(

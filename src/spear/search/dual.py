@@ -461,11 +461,12 @@ class _LogisticFits:
         off = off.T.to(shared.H).repeat(shared.ends, 1)
         sign = 1 - 2 * off  # (rows, k): -1 off, 1 on, in between where uncertain
         guess = unit(shared.prior.change @ q.T, 0)  # (b, k): c ~ q, up to sign
-        along = shared.H @ guess  # (rows, k)
-        guess *= torch.sign((along * (sign - sign.mean(0))).sum(0))
-        typical = along.square().mean(0).sqrt()
+        typical = (shared.H @ guess).square().mean(0).sqrt()
         expected = torch.cat([shared.common.T @ guess, (own.T * guess).sum(0, keepdim=True)])
         ends, own_feature = shared.ends, shared.H @ own.T
+        # Its sign is that of the part within the spans: what the others take of q may have another.
+        along = shared.features @ expected[:-1] + own_feature * expected[-1]  # (rows, k)
+        expected *= torch.sign((along * (sign - sign.mean(0))).sum(0))
         return _LogisticFits(
             shared.features,
             own_feature,

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spear.factors import Factors, Side
+from spear.factors import Factors, Side, leading_part
 from spear.search.deadline import Deadline
 from spear.search.dual import BalancedProblem, solve_definite
 from spear.search.kernels import first_of_each, unit
@@ -38,17 +38,17 @@ from spear.tolerances import EXACT_ERROR, MARGIN
 _KEPT = 0.2  # of the last messages: 0.5 takes twice the steps, none of them lets some starts swing
 # Variances of messages, in units of a typical one: of a start, and the least in the coarse and the fine
 # search. (What messages claim of themselves is too little: they never heard of other samples.)
-_FIRST_VARIANCE, _COARSE, _FINE = 0.3, 1e-4, 1e-6
+FIRST_VARIANCE, _COARSE, _FINE = 0.3, 1e-4, 1e-6
 _LEAST_PRECISION = 1e-3
 _FAR = 8.0  # erfc is below 1e-28 there, and float32 still has it
-_SURE_ODDS = 40.0  # logarithm: more would give denormal numbers, which are slow
+SURE_ODDS = 40.0  # logarithm: more would give denormal numbers, which are slow
 _STILL = 1e-2  # of its length: a start that moves farther in a step has not settled
 _NEAR = 0.1  # share of relu(z) outside the span V, for guesses: up to 0.05 for samples
 _SETTLED = 1e-3  # the same after the fine search: up to 3e-4 for samples, 1e-2 for most others
 _SAME_SIGNS = 0.98  # share of equal signs above which two are the same
 _SURE = 1e-3  # of a typical preactivation: nearer to zero, a sign is not used
 _AT_ONCE = 1 << 22  # entries of the largest tensor: 32 MB in float64
-_COLUMNS = 64  # starts at a time, so that their data stays in the cache
+COLUMNS = 64  # starts at a time, so that their data stays in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class NextLayer:
             return None
         factors.check_time()
         live = factors.live_rows
-        A, s, Bt = torch.linalg.svd(gradient.to(factors.left)[:, live], full_matrices=False)
+        A, s, Bt = leading_part(gradient[:, live], b)
         if len(s) <= b or MARGIN * float(s[b]) >= EXACT_ERROR * float(s[b - 1]):
             return None
         weight = view.next_weight
@@ -103,7 +103,7 @@ class NextLayer:
 
 
 @dataclass(frozen=True, eq=False)
-class _Span:
+class Span:
     """Gaussian vectors (rows,) in a span: axes * deviations * normal."""
 
     axes: Tensor  # (rows, r), orthonormal
@@ -116,13 +116,13 @@ class _Span:
         return mean, (share / precision).sum(0, keepdim=True) / len(self.axes)
 
     @property
-    def single(self) -> _Span:
+    def single(self) -> Span:
         """The same in float32."""
-        return _Span(self.axes.float().contiguous(), self.variances.float())
+        return Span(self.axes.float().contiguous(), self.variances.float())
 
 
 @dataclass(frozen=True, eq=False)
-class _Messages:
+class Messages:
     """Preactivations or activations, seen through noise."""
 
     values: Tensor  # (rows, k)
@@ -133,15 +133,15 @@ class _Messages:
 class _Passing:
     """What all starts share."""
 
-    z: _Span
-    y: _Span
+    z: Span
+    y: Span
     first: float  # variance of what it starts from
     least: float  # variance of a message
     steps: int
     deadline: Deadline
 
 
-def spans(problem: BalancedProblem, following: NextLayer) -> tuple[_Span, _Span]:
+def spans(problem: BalancedProblem, following: NextLayer) -> tuple[Span, Span]:
     """Where z and y are expected, in units of a typical z.
 
     In balanced coordinates c ~ q, so c has no direction of its own. Activations have the second moments
@@ -149,13 +149,13 @@ def spans(problem: BalancedProblem, following: NextLayer) -> tuple[_Span, _Span]
     sample has c . h = 1 is not used: scales are free, and no start has to get its own right.
     """
     activations = following.span @ (following.sizes[:, None] * following.missing)
-    return _span(problem.H[0], 1.0), _span(activations, 0.5)
+    return span_of(problem.H[0], 1.0), span_of(activations, 0.5)
 
 
-def _span(vectors: Tensor, square: float) -> _Span:
+def span_of(vectors: Tensor, square: float) -> Span:
     """Normal mixes of vectors (rows, r), with entries of this mean square."""
     axes, s, _ = torch.linalg.svd(vectors, full_matrices=False)
-    return _Span(axes, (s.square() * (square * len(axes) / s.square().sum()))[:, None])
+    return Span(axes, (s.square() * (square * len(axes) / s.square().sum()))[:, None])
 
 
 def search_by_messages(  # noqa: PLR0917
@@ -171,9 +171,9 @@ def search_by_messages(  # noqa: PLR0917
     All starts pass messages in float32. Those that settle go on, once each, until they are exact.
     """
     z, y = spans(problem, following)
-    first = _starts(problem, starts, generator).float()
-    coarse = _Passing(z.single, y.single, _FIRST_VARIANCE, _COARSE, steps, watch.deadline)
-    pieces = [(some.contiguous(),) for some in torch.split(first, _COLUMNS, 1)]
+    first = mixes_of_rows(problem, starts, generator).float()
+    coarse = _Passing(z.single, y.single, FIRST_VARIANCE, _COARSE, steps, watch.deadline)
+    pieces = [(some.contiguous(),) for some in torch.split(first, COLUMNS, 1)]
     work = 4 * z.axes.numel() * starts * steps
     parts = zip(*watch.map(_pass_messages, (coarse,), pieces, multiplications=work), strict=True)
     guess, moved = (torch.cat(part, -1).double() for part in parts)
@@ -183,7 +183,7 @@ def search_by_messages(  # noqa: PLR0917
     return _distinct(exact, following, _SETTLED)
 
 
-def _starts(problem: BalancedProblem, count: int, generator: torch.Generator) -> Tensor:
+def mixes_of_rows(problem: BalancedProblem, count: int, generator: torch.Generator) -> Tensor:
     """z (rows, count) of sums and differences of two rows, each a mix of half the samples."""
     U = unit(problem.U)
     pick = torch.randint(len(U), (2, count), generator=generator, device=generator.device)
@@ -196,20 +196,20 @@ def _starts(problem: BalancedProblem, count: int, generator: torch.Generator) ->
 def _pass_messages(shared: _Passing, first: Tensor) -> tuple[Tensor, Tensor]:
     """z (rows, k) from starts, and how far the last step moved them (k,), relative to their length."""
     one = torch.ones_like(first[:1])
-    z = _Messages(first, shared.first * one)
-    y = _Messages(torch.zeros_like(first), one / _LEAST_PRECISION)
+    z = Messages(first, shared.first * one)
+    y = Messages(torch.zeros_like(first), one / _LEAST_PRECISION)
     estimate = before = first
     for step in range(shared.steps):
         shared.deadline.check()
         kept = _KEPT if step else 0.0
         z_said, y_said = rows_given(z, y)
         before = estimate
-        z, estimate = _answer(shared.z, z, z_said, kept=kept, least=shared.least)
-        y, _ = _answer(shared.y, y, y_said, kept=kept, least=shared.least)
+        z, estimate = answer(shared.z, z, z_said, kept=kept, least=shared.least)
+        y, _ = answer(shared.y, y, y_said, kept=kept, least=shared.least)
     return estimate, (estimate - before).norm(dim=0) / estimate.norm(dim=0)
 
 
-def rows_given(z: _Messages, y: _Messages) -> tuple[_Messages, _Messages]:
+def rows_given(z: Messages, y: Messages) -> tuple[Messages, Messages]:
     """Posterior means of z and y = relu(z), row by row, and their variances, averaged over rows.
 
     On: z > 0 was seen twice, as z and as y. Off: z < 0 was seen once, and y is noise around zero.
@@ -217,10 +217,10 @@ def rows_given(z: _Messages, y: _Messages) -> tuple[_Messages, _Messages]:
     g_off, g_on = 1 / z.variance, 1 / z.variance + 1 / y.variance  # (1, k): precisions
     both = (z.values * g_off + y.values / y.variance) / g_on
     a_off, a_on = -z.values * g_off.sqrt(), both * g_on.sqrt()  # in deviations from zero
-    log_off, log_on = _log_mills(a_off), _log_mills(a_on)
+    log_off, log_on = log_mills(a_off), log_mills(a_on)
     odds = log_on - log_off - torch.log(g_on / g_off) / 2
-    on = torch.sigmoid(odds.clamp(-_SURE_ODDS, _SURE_ODDS))
-    t_off, t_on = _density(log_off), _density(log_on)  # of normals cut at zero, where they are cut
+    on = torch.sigmoid(odds.clamp(-SURE_ODDS, SURE_ODDS))
+    t_off, t_on = density(log_off), density(log_on)  # of normals cut at zero, where they are cut
     z_off, z_on = z.values - t_off / g_off.sqrt(), both + t_on / g_on.sqrt()
     v_off = (1 - t_off * (t_off + a_off)).clamp_min(0) / g_off
     v_on = (1 - t_on * (t_on + a_on)).clamp_min(0) / g_on
@@ -229,14 +229,15 @@ def rows_given(z: _Messages, y: _Messages) -> tuple[_Messages, _Messages]:
     z_mean = y_mean + (1 - on) * z_off
     z_var = square + (1 - on) * (v_off + z_off.square()) - z_mean.square()
     y_var = square - y_mean.square()
-    return _Messages(z_mean, _average(z_var)), _Messages(y_mean, _average(y_var))
+    return Messages(z_mean, average(z_var)), Messages(y_mean, average(y_var))
 
 
-def _average(variance: Tensor) -> Tensor:
+def average(variance: Tensor) -> Tensor:
+    """The mean over rows (1, k), above zero."""
     return variance.mean(0, keepdim=True).clamp_min(torch.finfo(variance.dtype).tiny)
 
 
-def _log_mills(a: Tensor) -> Tensor:
+def log_mills(a: Tensor) -> Tensor:
     """log(2 Phi(a) exp(a^2 / 2)): how likely a normal of mean a is positive, relative to its density.
 
     (torch.special.erfcx does the same, thirty times slower.) Below -_FAR sqrt(2) it falls as 1 / |a|.
@@ -246,14 +247,14 @@ def _log_mills(a: Tensor) -> Tensor:
     return torch.log(tail) + x.clamp_max(_FAR).square()
 
 
-def _density(log_mills: Tensor) -> Tensor:
+def density(log_mills: Tensor) -> Tensor:
     """Density over distribution of a standard normal."""
-    return math.sqrt(2 / math.pi) * torch.exp(-log_mills.clamp_max(_SURE_ODDS))
+    return math.sqrt(2 / math.pi) * torch.exp(-log_mills.clamp_max(SURE_ODDS))
 
 
-def _answer(
-    span: _Span, heard: _Messages, said: _Messages, *, kept: float, least: float
-) -> tuple[_Messages, Tensor]:
+def answer(
+    span: Span, heard: Messages, said: Messages, *, kept: float, least: float
+) -> tuple[Messages, Tensor]:
     """The span's message to the rows, which made of what they heard what they said; its estimate.
 
     What the rows had from the span is taken out of what they said, and the other way round.
@@ -265,7 +266,7 @@ def _answer(
     values = estimate + (estimate - new) * precision / answer
     values = kept * heard.values + (1 - kept) * values
     variance = kept * heard.variance + (1 - kept) / answer
-    return _Messages(values, variance.clamp_min(least)), estimate
+    return Messages(values, variance.clamp_min(least)), estimate
 
 
 def outside(following: NextLayer, z: Tensor) -> Tensor:

@@ -279,6 +279,11 @@ class LayerUpdate:
         return None if weight is None else weight.detach()
 
     @property
+    def next_is_output(self) -> bool:
+        """Is the next layer the model's last?"""
+        return bool(self.considered) and self._next_weight == f"{self.considered[-1].name}.weight"
+
+    @property
     def _next_weight(self) -> str:
         """The name of the next linear layer's weight; empty if there is none, or several."""
         following = [
