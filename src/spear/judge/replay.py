@@ -247,18 +247,20 @@ class Fit:
         total = self._total(replay.scaled(scale), replay.D / scale[:, None])
         return max((off for _, off, _ in self._off(total, biases)), default=0.0)
 
-    def alone_off_at(self, scale: Tensor) -> Tensor:
-        """The same (b,) with one sample at another scale and the others as they are."""
+    def alone_off_at(self, scale: Tensor, which: Tensor) -> Tensor:
+        """The same (b,) with one sample at another scale and the others as they are.
+
+        For some samples (b,) bool: each takes a pass through the network. Zero for the others.
+        """
         replay = self.replay
         here = self._totals(replay.Z, replay.D)
         there = self._totals(replay.scaled(scale), replay.D / scale[:, None])
-        whole = here.sum()
-        off = []
-        for i in range(len(here)):
+        whole, off = here.sum(), torch.zeros_like(scale)
+        for i in which.nonzero().flatten().tolist():
             replay.factors.check_time()
             alone = self._off(whole - here[i] + there[i], True)
-            off.append(max((o for _, o, _ in alone), default=0.0))
-        return torch.tensor(off, dtype=scale.dtype, device=scale.device)
+            off[i] = max((o for _, o, _ in alone), default=0.0)
+        return off
 
     def _totals(self, Z: Tensor, D: Tensor) -> Tensor:
         """The loss of every sample (b,), weighted so that its gradient is D."""

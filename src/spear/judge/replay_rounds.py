@@ -90,8 +90,11 @@ class RoundsFit(Fit):
     def breaks_at(self, scale: Tensor) -> bool:
         return bool((self.off_at(scale) > 1)[self.matched].any())
 
-    def alone_off_at(self, scale: Tensor) -> Tensor:
-        return self._most(scale, lambda fit, t: fit.alone_off_at(t))
+    def alone_off_at(self, scale: Tensor, which: Tensor) -> Tensor:
+        def off(fit: Fit, t: Tensor) -> Tensor:
+            return fit.alone_off_at(t, which[fit.replay.part.samples])
+
+        return self._most(scale, off)
 
     def update_off_at(self, scale: Tensor, *, biases: bool) -> float:
         each = (

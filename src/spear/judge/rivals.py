@@ -178,7 +178,7 @@ def scale(found: Recovered, fit: Fit | None) -> Ruling:
         if pinned:
             alone = alone | _alone_by_weight(fit, own)
         if pinned and fit.agrees and not bool(alone.all()):
-            off = torch.stack([fit.alone_off_at(1 + own), fit.alone_off_at(1 - own)])
+            off = torch.stack([fit.alone_off_at(1 + t, ~alone) for t in (own, -own)])
             alone = alone | (off > 1).all(0)
     if pinned and not bool(alone.all()):
         return Ruling(Cause.SCALE, alone | _no_louder(found, alone), words, (SCALED_ALIKE,))
