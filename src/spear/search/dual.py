@@ -316,6 +316,7 @@ _SHARPER = (0.01, 0.01, 0.01, 0.005, 0.005, 0.005, 0.002, 0.002, 0.002)
 _PRIOR_WIDTH_ROUNDS = 4.0
 _NEAR = 16.0  # softnesses from zero beyond which a sign is certain: e^-16 is left
 _MOST_REPEATS = 24  # of the sharpest, each of which takes away half of what is louder, or more
+_NO_CONTRAST = 1e-6  # of a sign: rows that differ by less are rounding
 _LEAST_SHARE = 1e-6  # of the expected length: below, c has turned away
 _HALVINGS = 20  # of a Newton step that overshoots
 _STEPS, _FLAT = 40, 0.1  # of conjugate gradients in a Newton step, and how far the slope falls
@@ -466,7 +467,9 @@ class _LogisticFits:
         ends, own_feature = shared.ends, shared.H @ own.T
         # Its sign is that of the part within the spans: what the others take of q may have another.
         along = shared.features @ expected[:-1] + own_feature * expected[-1]  # (rows, k)
-        expected *= torch.sign((along * (sign - sign.mean(0))).sum(0))
+        contrast = sign - sign.mean(0)
+        alike = contrast.abs().amax(0) < _NO_CONTRAST  # on in all rows, as a single sample is
+        expected *= torch.sign((along * torch.where(alike, sign, contrast)).sum(0))
         return _LogisticFits(
             shared.features,
             own_feature,
