@@ -286,6 +286,10 @@ def pretend_device() -> torch.device:
     if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch takes no device that is written in Python", allow_module_level=True)
     backend_registration._setup_privateuseone_for_python_backend(NAME)
+    # `torch.random.fork_rng` asks every accelerator for its state; this one has no generator.
+    backend = getattr(torch, NAME)
+    backend.get_rng_state = lambda device=None: torch.empty(0, dtype=torch.uint8)
+    backend.set_rng_state = lambda state, device=None: None
     library = torch.library.Library("aten", "IMPL")
     for overload in _FACTORIES:
         library.impl(overload, _factory(overload), "PrivateUse1")

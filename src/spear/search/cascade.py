@@ -223,13 +223,8 @@ class CascadeFinder:
         messages = _MessageRounds(factors, whole, self.steps)
         missing, idle, slow, fewest, more = whole, 0, False, b, 1.0  # `more` times the usual starts
 
-        def what_is_left() -> DualProblem:
-            if path is None:
-                return _missing(whole, pool, blocks, watch)
-            return path.missing(pool, idle, watch)
-
         if len(pool) or path is not None:
-            missing = what_is_left()
+            missing = _missing(whole, pool, blocks, watch, path, idle)
         while missing.missing and not watch.expired:
             left = missing.missing
             if blocks is not None and _by_blocks(blocks, left, idle) and idle < self.patience:
@@ -264,7 +259,7 @@ class CascadeFinder:
                 yield pool.snapshot(reserve=False)
             if grown or path is not None:
                 with watch.stage("read"):
-                    missing = what_is_left()
+                    missing = _missing(whole, pool, blocks, watch, path, idle)
                 idle = 0 if missing.missing < fewest else idle
                 fewest = min(fewest, missing.missing)
             found = left - missing.missing
@@ -341,9 +336,12 @@ class _MessageRounds:
     def wanted(self, missing: int, *, struggling: bool) -> bool:
         """Is the next layer to be asked? Where rows alone find little; once in use, always.
 
-        Never twice in turn in vain.
+        Never twice in turn in vain, and not in wide layers: what is hard there, such as
+        near-duplicates, the next layer cannot tell apart either.
         """
-        needed = self.used or struggling or int(self.factors.live_rows.sum()) < _WIDE * missing
+        rows = int(self.factors.live_rows.sum())
+        struggling = struggling and rows < 2 * _WIDE * self.factors.b
+        needed = self.used or struggling or rows < _WIDE * missing
         again = not self.failed and self.in_vain < _MOST_IN_VAIN
         self.failed = False
         known = needed and again and (self.levels or self.layer) is not None
@@ -592,10 +590,17 @@ def _block_round(
     return pool.keep(rounded, rounded.redundancy == 2)
 
 
-def _missing(
-    whole: DualProblem, pool: CandidatePool, blocks: Blocks | None, watch: Watch
+def _missing(  # noqa: PLR0917
+    whole: DualProblem,
+    pool: CandidatePool,
+    blocks: Blocks | None,
+    watch: Watch,
+    path: OnePass | None,
+    idle: int,
 ) -> DualProblem:
     """What is left to find beside the pool: both halves, as far as signs can be read."""
+    if path is not None:
+        return path.missing(pool, idle, watch)
     q, off = pool.overdetermined()
     if len(q) > whole.missing and blocks is not None:
         chosen = sparsest_independent(q.T, off.sum(1).double())
