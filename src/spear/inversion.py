@@ -245,7 +245,8 @@ def _another_reading(factors: Factors, best: Selection) -> LayerUpdate | None:
     stale = contradicted_rounds(factors, best)
     if stale:
         return factors.view.without_rounds(stale, _STALE_ROUND)
-    dropped = best.only_extra_zeros and best.match < 1
+    # Dropout takes rows from every sample; a wrong direction contradicts itself and a few others.
+    dropped = best.only_extra_zeros and 2 * int((best.contradictions > 0).sum()) > best.b
     return factors.view.with_dropout() if dropped else None
 
 

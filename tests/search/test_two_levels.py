@@ -2,17 +2,20 @@
 
 import pytest
 import torch
+from torch import nn
 
 import spear
 from spear import Outcome
+from spear.factors import factorise
+from spear.federated import fedsgd, mlp
 from spear.search.directions import Directions
-from spear.search.dual import balance
+from spear.search.dual import balance, dual_problem
 from spear.search.kernels import redundancy, unit
 from spear.search.next_layer import Messages
 from spear.search.starts import kernels_near
 from spear.search.two_levels import TwoLevels, rows_given, search_two_levels
 from spear.search.watch import Watch
-from support.planted import plant, seeded, truth, worst_error
+from support.planted import gaussian, plant, seeded, truth, worst_error
 
 B, M = 50, 160  # about a third: rows alone find few of them
 
@@ -97,3 +100,26 @@ def test_a_batch_of_a_third_of_the_neurons_comes_back(planted):
     result = spear.invert(planted.view, model=planted.model, max_seconds=20)
     assert result.outcome is Outcome.EXACT, result.reason
     assert worst_error(result.inputs, planted.inputs) < 1e-3
+
+
+def between(module):
+    return nn.Sequential(nn.Linear(60, 150), nn.ReLU(), module, nn.Linear(150, 10)).eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "direct"),
+    [
+        (between(nn.Dropout(0.3)), True),
+        (nn.Sequential(nn.Linear(60, 150), nn.ReLU(), nn.Linear(150, 10), nn.Softmax(1)), True),
+        (between(nn.BatchNorm1d(150)), False),
+        (between(nn.LayerNorm(150)), False),
+        (between(nn.Tanh()), False),
+        (mlp(60, 10, width=150, depth=3), False),
+    ],
+    ids=["dropout", "softmax", "batch norm", "layer norm", "tanh", "three layers"],
+)
+def test_levels_are_known_only_where_outputs_follow_directly(model, direct):
+    """What stands between scales each row, and true samples would have no gradient at the outputs."""
+    x, y = gaussian(8, 60), torch.arange(8)
+    factors = factorise(spear.observe(model, fedsgd(model, x, y)))
+    assert (TwoLevels.of(factors, dual_problem(factors)) is not None) == direct

@@ -24,7 +24,7 @@ from torch import Tensor
 from spear.factors import Factors
 from spear.search.deadline import Deadline
 from spear.search.kernels import sparsest_independent, unit
-from spear.search.parallel import COLUMNS, piece_length
+from spear.search.parallel import COLUMNS, cut, piece_length
 from spear.search.watch import Watch
 
 # Ridge on c in balanced coordinates, per row: weighs the pattern against c ~ q, which holds to a cosine
@@ -395,8 +395,7 @@ def fit_signs(  # noqa: PLR0917
     )
     work = 2 * len(q) * shared.features.numel() * _STEPS * len(shared.softness)
     step = max(1, min(_AT_ONCE // len(H), piece_length(len(q), work, COLUMNS)))
-    parts = zip(*(torch.split(t, step) for t in (q, off, spans.own)), strict=True)
-    pieces = [tuple(t.contiguous() for t in part) for part in parts] if len(q) else []
+    pieces = cut(step, q, off, spans.own, dim=0) if len(q) else []
     results = watch.map(
         _fit_signs, (shared, watch.deadline), pieces, multiplications=work, complete=True
     )

@@ -31,6 +31,7 @@ from spear.factors import Factors, Side, leading_part
 from spear.search.deadline import Deadline
 from spear.search.dual import BalancedProblem, solve_definite
 from spear.search.kernels import first_of_each, unit
+from spear.search.parallel import cut
 from spear.search.sharpening import smallest_eigenvectors
 from spear.search.watch import Watch
 from spear.tolerances import EXACT_ERROR, MARGIN
@@ -173,7 +174,7 @@ def search_by_messages(  # noqa: PLR0917
     z, y = spans(problem, following)
     first = mixes_of_rows(problem, starts, generator).float()
     coarse = _Passing(z.single, y.single, FIRST_VARIANCE, _COARSE, steps, watch.deadline)
-    pieces = [(some.contiguous(),) for some in torch.split(first, COLUMNS, 1)]
+    pieces = cut(COLUMNS, first)
     work = 4 * z.axes.numel() * starts * steps
     parts = zip(*watch.map(_pass_messages, (coarse,), pieces, multiplications=work), strict=True)
     guess, moved = (torch.cat(part, -1).double() for part in parts)

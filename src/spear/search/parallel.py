@@ -53,6 +53,12 @@ def piece_length(items: int, multiplications: float, fewest: int = 1) -> int:
     return max(fewest, -(-items // _PIECES) if worth_distributing(multiplications) else items)
 
 
+def cut(step: int, *tensors: Tensor, dim: int = 1) -> list[Piece]:
+    """Pieces of tensors that belong together, `step` columns of each at a time, or rows."""
+    parts = zip(*(torch.split(tensor, step, dim) for tensor in tensors), strict=True)
+    return [tuple(part.contiguous() for part in piece) for piece in parts]
+
+
 def workers(count: int) -> ProcessPoolExecutor:
     """Processes for `invert(..., executor=)`, one thread each, started when first needed.
 

@@ -16,6 +16,7 @@ from spear.factors import Side
 from spear.search.deadline import Deadline
 from spear.search.dual import BalancedProblem, SignRegression
 from spear.search.kernels import unit, zero_margin
+from spear.search.parallel import cut
 from spear.search.starts import ACTIVE, SHARP_RIDGE, distinct
 from spear.search.watch import Watch
 
@@ -65,8 +66,7 @@ def sharpen(  # noqa: PLR0917
         q, score = torch.cat([q, turned], 1), score.repeat(1, copies)
     signs = SignRegression(residual, residual.H.dtype, ridge=SHARP_RIDGE)
     step = max(1, _AT_ONCE // (_ROWS * b**2))
-    parts = zip(torch.split(q, step, 1), torch.split(score, step, 1), strict=True)
-    pieces = [tuple(t.contiguous() for t in part) for part in parts]
+    pieces = cut(step, q, score)
     work = 2 * _ROWS * b**3 * q.shape[1] * len(_NEARLY_ZERO)
     shared = side, residual.c_basis, signs, watch.deadline
     done = watch.map(_sharpen, shared, pieces, multiplications=work)

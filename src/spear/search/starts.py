@@ -18,7 +18,7 @@ from spear.search.conjugate import Rows, kernels_of, least_squares
 from spear.search.deadline import Deadline
 from spear.search.dual import RIDGE, BalancedProblem, SignRegression
 from spear.search.kernels import first_of_each, unit, zero_margin
-from spear.search.parallel import COLUMNS, piece_length, worth_distributing
+from spear.search.parallel import COLUMNS, cut, piece_length, worth_distributing
 from spear.search.watch import Watch
 from spear.tolerances import UNDECIDED
 
@@ -59,7 +59,7 @@ def search_from_starts(
     q = _starts(U, starts, generator)
     work = 4 * U.numel() * starts * steps
     width = _COLUMNS if worth_distributing(work) else starts
-    pieces = [(some.contiguous(),) for some in torch.split(q, width, 1)]
+    pieces = cut(width, q)
     results = watch.map(_descend, (search,), pieces, multiplications=work)
     q, score, nearly_zero = (torch.cat(part, -1) for part in zip(*results, strict=True))
     found = distinct(q, nearly_zero, 2 * problem.missing + 8)
@@ -175,8 +175,7 @@ def kernels_near(
     signs = SignRegression(residual, torch.float32, ridge=SHARP_RIDGE)
     step = piece_length(q.shape[1], work, COLUMNS)
     q = unit(residual.q_basis @ q, 0)
-    parts = zip(torch.split(q, step, 1), torch.split(score, step, 1), strict=True)
-    pieces = [tuple(t.contiguous() for t in part) for part in parts]
+    pieces = cut(step, q, score)
     shared = unit(side.white), residual.c_basis.float(), signs, watch.deadline
     done = watch.map(_kernels_near, shared, pieces, multiplications=work)
     return torch.cat([side.white.new_zeros(0, b), *done])
@@ -230,10 +229,7 @@ def refine_to_kernel(
     work = _SURPLUS * b**3 * q.shape[1] * _PASSES
     step = max(1, min(_AT_ONCE // (rows * b), piece_length(q.shape[1], work)))
     signs = SignRegression(residual, residual.H.dtype, ridge=SHARP_RIDGE)
-    pieces = [
-        (unit(residual.q_basis @ q_i, 0), score_i.contiguous())
-        for q_i, score_i in zip(torch.split(q, step, 1), torch.split(score, step, 1), strict=True)
-    ]
+    pieces = cut(step, unit(residual.q_basis @ q, 0), score)
     shared = side, residual.c_basis, signs, watch.deadline
     parts = watch.map(_refine, shared, pieces, multiplications=work)
     return torch.cat(list(parts))

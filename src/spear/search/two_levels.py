@@ -42,6 +42,7 @@ from spear.search.next_layer import (
     mixes_of_rows,
     span_of,
 )
+from spear.search.parallel import cut
 from spear.search.starts import distinct
 from spear.search.watch import Watch
 from spear.tolerances import EXACT_ERROR, UNDECIDED
@@ -132,8 +133,7 @@ def search_two_levels(  # noqa: PLR0917
     varies = span_of(known.weight.T, _OUTPUTS_VARY**2).single
     shared = _Passing(z, known.gradients(problem).single, varies, steps, watch.deadline)
     first, levels = mixes_of_rows(problem, starts, generator), known.levels(starts)
-    parts = zip(*(torch.split(t.float(), COLUMNS, 1) for t in (first, levels)), strict=True)
-    pieces = [tuple(t.contiguous() for t in part) for part in parts]
+    pieces = cut(COLUMNS, first.float(), levels.float())
     work = 4 * (z.axes.numel() + known.U.numel()) * starts * steps
     results = watch.map(_pass_messages, (shared,), pieces, multiplications=work)
     at, d, misfit = (torch.cat(part, -1) for part in zip(*results, strict=True))
