@@ -22,6 +22,7 @@ _BLOCK = 1 << 21  # entries of a column block: 16 MB in float64
 
 _BLOCKS_PER_TRIANGLE = 4  # columns of a block, in columns of the sketch
 _INITIAL_COLUMNS = 64  # of a sketch; doubled until there are twice as many as the rank
+_ENOUGH_COLUMNS = 256  # that show the length of a row: to 4 %
 # A sketch as wide as a third of the layer costs half as much as the whole factorisation.
 _SKETCH_FRACTION = 3
 # The drop that ends the samples: in a first look, where random columns mix loud and faint samples and
@@ -68,9 +69,10 @@ def sketch(
         eps: rounding of the update's own dtype; what lies a thousand times below it is no gap.
         check_time: called between blocks of columns; raises to stop.
     """
-    Q = _range(G, eps, min(rows, columns) // _SKETCH_FRACTION, check_time)
-    if Q is None:
+    drawn = _range(G, eps, min(rows, columns) // _SKETCH_FRACTION, check_time)
+    if drawn is None:
         return None
+    Y, Q = drawn
     # Wide blocks: with each of them, the triangle so far is factorised again.
     width = _BLOCKS_PER_TRIANGLE * Q.shape[1]
     blocks = (Q.T @ block for _, block in column_blocks(G, width, check_time))
@@ -80,17 +82,20 @@ def sketch(
     if rank is None:
         return None
     left, leading = _power_step(G, Q @ (Wt[:rank].T / s[:rank]), check_time)
-    outside = torch.zeros(len(G), dtype=torch.float64, device=left.device)
-    for _, block in column_blocks(G, check_time=check_time):
-        outside += (block - left @ (left.T @ block)).square().sum(1)
+    outside = _outside(G, left, Y, check_time)
     unseen = min(rows, columns) - len(s)
-    rest = (outside.sum() - s[rank:].square().sum()).clamp_min(0) / unseen
+    rest = (outside.square().sum() - s[rank:].square().sum()).clamp_min(0) / unseen
     noise = torch.cat([s[rank:], rest.sqrt().expand(unseen)]).sort(descending=True).values
-    return Sketch(left, torch.cat([leading, noise]), outside.sqrt())
+    return Sketch(left, torch.cat([leading, noise]), outside)
 
 
-def _range(G: Tensor, eps: float, most: int, check_time: CheckTime) -> Tensor | None:
-    """Orthonormal columns (m, k) whose span holds G's leading left vectors, at most k / 2 of them."""
+def _range(
+    G: Tensor, eps: float, most: int, check_time: CheckTime
+) -> tuple[Tensor, Tensor] | None:
+    """G times k random columns (m, k), and an orthonormal basis of it.
+
+    Its span holds G's leading left vectors, at most k / 2 of them.
+    """
     # It does not matter which directions are drawn; a fixed seed gives one factorisation per update.
     generator = torch.Generator().manual_seed(0)
     Y = torch.zeros(len(G), 0, dtype=torch.float64, device=G.device)
@@ -106,7 +111,7 @@ def _range(G: Tensor, eps: float, most: int, check_time: CheckTime) -> Tensor | 
         Q, R = torch.linalg.qr(Y)
         rank = _last_drop(torch.linalg.svdvals(R), eps, _FIRST_PASS_DROP)
         if rank is not None and 2 * rank <= k:
-            return Q
+            return Y, Q
         k *= 2
     return None
 
@@ -123,6 +128,20 @@ def _power_step(G: Tensor, P: Tensor, check_time: CheckTime) -> tuple[Tensor, Te
     basis, R = torch.linalg.qr(Y)
     rotation, s, _ = torch.linalg.svd(R)
     return basis @ rotation, s
+
+
+def _outside(G: Tensor, left: Tensor, Y: Tensor, check_time: CheckTime) -> Tensor:
+    """Length of each row of G (m,) outside the span of `left` (m, b); Y is G times random columns.
+
+    Random columns keep the length of a row, and many of them to a few per cent.
+    """
+    if Y.shape[1] >= _ENOUGH_COLUMNS:
+        drawn: Tensor = (Y - left @ (left.T @ Y)).norm(dim=1)
+        return drawn / math.sqrt(Y.shape[1])
+    outside = torch.zeros(len(G), dtype=torch.float64, device=left.device)
+    for _, block in column_blocks(G, check_time=check_time):
+        outside += (block - left @ (left.T @ block)).square().sum(1)
+    return outside.sqrt()
 
 
 def _last_drop(s: Tensor, eps: float, least: float) -> int | None:

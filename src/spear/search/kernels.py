@@ -21,7 +21,9 @@ _OUTLIER = 7.0  # medians above which a row is no zero (4.7 standard deviations 
 # A row that alone holds a direction has leverage 1, less a little noise; a sample's zero rows share the
 # load (about b / zeros each).
 _LEVERAGE_SLACK = 1e-3
-_SINGLE_SLACK = 0.03  # of a share, in single precision: beyond doubt
+_SINGLE_SLACK = 0.03  # a second singular value that single precision shows beyond doubt
+_ROWS_SHOWN = 2  # zero rows a dimension that are enough to show how they hold a direction
+_DRAWS = 8  # of noise: two of a thousand rows are parallel to 1e-3 in all of them once in 1e4 times
 _LEAST_REST = 1e-6  # of a row beside the others: below, rounding decides
 _INVERSE_STEPS = 4  # the smallest value settles in two, the second is then good to a few per cent
 _AT_ONCE = 1 << 22  # entries of the largest tensor: 32 MB in float64
@@ -162,36 +164,39 @@ def _below_gaps(values: Tensor, level: Tensor) -> Tensor:
 def _have_spare_zeros(side: Side, white: Tensor, zeros: Tensor, deadline: Deadline) -> Tensor:
     """Which white directions (b, k) can do without any two zero rows (rows, k), beyond doubt.
 
-    As `redundancy`, in single precision, and so with room to spare for rounding.
+    As `redundancy`, but of a part of the rows (more of them hold a direction no worse), and seen in a
+    few draws: of noise e in the rows A, their span leaves r = e - A A^+ e, with covariance 1 - P. A row
+    that alone holds a direction has r_i = 0 in every draw; of two that hold one together, r_j is a
+    multiple of r_i in every draw.
     """
-    b, rows = len(white), side.white.float()
     answers = [torch.zeros(0, dtype=torch.bool, device=zeros.device)]
     if not white.shape[1]:
         return answers[0]
-    most = int(zeros.sum(0).max())
-    step = max(1, _AT_ONCE // (most * b))
+    b, rows, generator = len(white), side.white.float(), torch.Generator().manual_seed(0)
+    most = min(int(zeros.sum(0).max()), _ROWS_SHOWN * b)
+    rank = 1 + torch.randperm(len(rows), generator=generator).to(zeros.device)
+    noise = torch.randn(most, _DRAWS, generator=generator).to(rows)
+    step = max(1, _AT_ONCE // (most * max(b, most)))
     parts = zip(torch.split(white.T.to(rows), step), torch.split(zeros.T, step), strict=True)
     for q, zero in parts:
         deadline.check()
-        zero_row, index = zero.byte().topk(most, dim=1)  # (k, zeros)
-        A = rows[index] * zero_row[:, :, None]
+        drawn, index = (zero * rank).topk(most, dim=1)  # (k, most): any of its zeros
+        there = (drawn > 0)[:, :, None]
+        A = rows[index] * there  # (k, most, b)
         L, failed = torch.linalg.cholesky_ex(A.mT @ A + q[:, :, None] * q[:, None])
-        X = torch.linalg.solve_triangular(L, A.mT, upper=False)  # (k, b, zeros)
-        rest = 1 - X.square().sum(1)  # (k, zeros): what remains of a row beside all the others
-        # Two rows whose rests add up to more than one leave each other enough.
-        heavy = int((rest < 0.5 + _SINGLE_SLACK).sum(1).max())
-        own, row = rest.topk(heavy, dim=1, largest=False)
-        P = X.gather(2, row[:, None].expand(-1, b, -1)).mT @ X  # (k, heavy, zeros)
-        both = own[:, :, None] * rest[:, None] - P.square()
-        both.scatter_(2, row[:, :, None], 1.0)  # no row is two
-        least = torch.minimum(both.flatten(1).amin(1) if heavy else rest.amin(1), rest.amin(1))
+        r = noise - A @ torch.cholesky_solve(A.mT @ noise, L)  # (k, most, draws)
+        alone = r.square().mean(2).masked_fill(~there[:, :, 0], 1.0).amin(1)
+        r = unit(r) * there
+        together = (r @ r.mT).square_()
+        together.diagonal(dim1=1, dim2=2).zero_()
         second = _smallest_value(L, q)
-        sound = (
+        answers.append(
             (failed == 0)
+            & (alone > _LEVERAGE_SLACK)
+            & (together.amax((1, 2)) < 1 - _LEVERAGE_SLACK)
             & (second > _SINGLE_SLACK)
             & (second * side.scales[-1] > MARGIN * side.free)
         )
-        answers.append(sound & (least > _SINGLE_SLACK))
     return torch.cat(answers)
 
 

@@ -202,9 +202,11 @@ def _kernels_near(  # noqa: PLR0917
         guess = unit(guess + least_squares(shared.single, kept, left, guess, _QUICKLY).change, 0)
         size = (shared.single @ guess).abs()
         size /= size.square().mean(0).sqrt()
-        clean = (size * kept).amax(0) <= _VANISHES
+        level = (size * kept).amax(0)
+        clean = level <= _VANISHES
         if bool(clean.any()):
-            kernel, settled = kernels_of(shared, kept[:, clean], guess[:, clean].to(q), deadline)
+            zeros = (size <= level)[:, clean]  # all that vanish as these do hold it better
+            kernel, settled = kernels_of(shared, zeros, guess[:, clean].to(q), deadline)
             found.append(kernel[:, settled].T)
         guess, size = guess[:, ~clean], size[:, ~clean]
         if not guess.shape[1]:
