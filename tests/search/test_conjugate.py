@@ -5,11 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from spear.factors import factorise
+from spear.factors import Side, factorise
 from spear.search import CascadeFinder, TimeIsUp
 from spear.search.conjugate import Rows, kernels_of, least_squares
+from spear.search.deadline import NEVER
 from spear.search.dual import balance, dual_problem
-from spear.search.kernels import redundancy, round_all, round_to_kernel, smallest_singular, unit
+from spear.search.kernels import (
+    _have_spare_zeros,
+    redundancy,
+    round_all,
+    round_to_kernel,
+    smallest_singular,
+    unit,
+)
 from spear.search.starts import kernels_near, search_from_starts
 from spear.search.watch import Watch
 from support.planted import plant, seeded, true_directions
@@ -97,6 +105,24 @@ def test_mixes_have_nothing_to_spare_at_once_either(wide):
         mixes.append(white[:, i] * D[row, j] - white[:, j] * D[row, i])
     for rounded in round_all(side, unit(torch.stack(mixes))):
         assert rounded is None or rounded.redundancy < 2
+
+
+@pytest.mark.parametrize("rows", [15, 60])  # fewer than are looked at, and more
+@pytest.mark.parametrize(("holding", "spare"), [(1, False), (2, False), (None, True)])
+def test_two_rows_that_hold_a_direction_together_are_seen_in_every_draw(rows, holding, spare):
+    """Without them the second axis is free: a mix of two samples that vanishes in two rows more."""
+    b, k = 8, 40
+    U = random(rows, b, seed=rows)
+    U[:, 0] = 0  # the direction
+    U[holding or rows :, 1] = 0
+    U = U[torch.randperm(rows, generator=seeded(1))] / torch.linalg.matrix_norm(U, 2)
+    side = Side("outputs", U, U, torch.ones(b, dtype=U.dtype), rows, 1e-12, False)
+    direction = torch.eye(b, dtype=U.dtype)[:, :1].expand(-1, k)
+    zeros = torch.rand(rows, k, generator=seeded(2)) < 0.9
+    zeros |= (U[:, 1] != 0)[:, None] & (holding is not None)
+    answers = _have_spare_zeros(side, direction, zeros, NEVER)
+    exact = [redundancy(side, direction[:, j], zeros[:, j]) == 2 for j in range(k)]
+    assert answers.tolist() == exact == [spare] * k
 
 
 def test_near_guesses_become_kernels(wide):

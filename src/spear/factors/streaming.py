@@ -89,9 +89,7 @@ def sketch(
     return Sketch(left, torch.cat([leading, noise]), outside)
 
 
-def _range(
-    G: Tensor, eps: float, most: int, check_time: CheckTime
-) -> tuple[Tensor, Tensor] | None:
+def _range(G: Tensor, eps: float, most: int, check_time: CheckTime) -> tuple[Tensor, Tensor] | None:
     """G times k random columns (m, k), and an orthonormal basis of it.
 
     Its span holds G's leading left vectors, at most k / 2 of them.
