@@ -218,7 +218,7 @@ def _inverted(
             factors, penalty = without_penalty(factorise(view, watch.check))  # dL/dW = L R
     except _Stopped as stopped:
         return _without_samples(view, None, verdict.of_no_factors(_end(stopped, watch)), watch)
-    unfit = looks_like_adam(view) and not factors.low_rank
+    unfit = not factors.low_rank and looks_like_adam(view)
     if unfit or not factors.batch_size:
         reached = verdict.of_scaled_entries() if unfit else verdict.of_no_batch(factors)
         return _without_samples(view, factors, reached, watch)

@@ -51,6 +51,7 @@ _LARGEST_ROW_NOISE = 0.3
 # From this size on a sketch is tried first: a quarter of the time at 1000 rows, 3 % at 4096.
 _SKETCHED_FROM = 800
 _SPARE_COLUMNS = 16  # of a sketch beyond the rank: they show where the noise begins
+_SKETCH_FRACTION = 2  # of the size: with more columns a sketch takes as long as an SVD
 
 
 @dataclass(frozen=True, eq=False)
@@ -511,14 +512,15 @@ def _noise(s: Tensor, outside: Tensor, b: int, m: int, n: int) -> tuple[float, f
 def leading_part(gradient: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """U (m, k), S (k,) and V^T (k, n) of a gradient (m, n), as torch.linalg.svd has them.
 
-    Of a large gradient, whose rank is all but known, only a few more than that, by a sketch.
+    Where the rank is far below its size, only of a few more than that, by a sketch.
     """
-    G = double(gradient)
-    if min(G.shape) < _SKETCHED_FROM:
+    G, columns = double(gradient), rank + _SPARE_COLUMNS
+    if _SKETCH_FRACTION * columns > min(G.shape):
         U, s, Vt = torch.linalg.svd(G, full_matrices=False)
         return U, s, Vt
-    size = G.shape[1], min(*G.shape, rank + _SPARE_COLUMNS)
-    drawn = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=G.dtype)
+    drawn = torch.randn(
+        G.shape[1], columns, generator=torch.Generator().manual_seed(0), dtype=G.dtype
+    )
     left = torch.linalg.qr(G @ drawn.to(G.device)).Q  # (m, k)
     V, R = torch.linalg.qr(G.T @ left)  # (n, k)
     turn, s, back = torch.linalg.svd(R)

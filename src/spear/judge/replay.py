@@ -434,6 +434,10 @@ class Replay:
         """Jacobians of the outputs at every z, (k, outputs, m), in neurons that sent a gradient."""
         with torch.enable_grad():
             leaf = Z.detach().requires_grad_()
+            if len(Z) == 1:  # all outputs in one pass, each of a copy
+                leaf = Z.detach().repeat(self.outputs, 1).requires_grad_()
+                J = torch.autograd.grad(self.run(leaf).trace(), leaf)[0][None]
+                return J if self.sent is None else J * self.sent
             outputs = self.run(leaf).sum(0)  # samples do not act on each other
             rows = []
             for output in outputs:
