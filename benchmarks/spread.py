@@ -1,4 +1,4 @@
-"""One large inversion on one process and on two: the same batch in turns.
+"""One large inversion in one process, over two, and over Ray: the same batch in turns.
 
     python benchmarks/spread.py --data ../shared/data --rows benchmarks/rows/spread.jsonl
 
@@ -13,16 +13,20 @@ import json
 import os
 import statistics
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 import spear
 from spear.experiments.common.batches import private_batch
 from spear.experiments.common.experiment import Case
 from spear.experiments.frontier import cell
+from spear.integrations.ray import RayExecutor
 from spear.search.parallel import one_thread
 
 CASES = {
@@ -38,32 +42,32 @@ def busy_seconds() -> float:
     return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def own_seconds(executor: ProcessPoolExecutor) -> float:
-    """Processor time of this process and its workers so far."""
-    total = time.process_time()
-    for pid in executor._processes or {}:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
+def own_seconds() -> float:
+    """Processor time of this process and of all that it started, so far."""
+    own = psutil.Process()
+    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
-def measure(case: str, root: Path, seed: int, repeats: int, executor: ProcessPoolExecutor) -> Any:
+def measure(
+    case: str, root: Path, seed: int, repeats: int, arms: Mapping[str, Executor | None]
+) -> Any:
     """A row for every repeat and arm."""
     setting, finder = CASES[case]
     batch = private_batch(Case(cell(setting), seed, root, lambda words, share: None))
     view, first = batch.view(), None
     for repeat in range(repeats):
-        for arm in ("one process", "two processes"):
-            others, began = busy_seconds() - own_seconds(executor), time.monotonic()
+        for arm, executor in arms.items():
+            others, began = busy_seconds() - own_seconds(), time.monotonic()
             result = spear.invert(
                 view,
                 model=batch.model,
                 finder=finder,
                 generator=torch.Generator().manual_seed(seed),
-                executor=executor if arm == "two processes" else None,
+                executor=executor,
             )
             seconds = time.monotonic() - began
-            others = (busy_seconds() - own_seconds(executor) - others) / seconds
+            others = (busy_seconds() - own_seconds() - others) / seconds
             first = first or result
             yield {
                 **{"case": case, "arm": arm, "repeat": repeat, "seconds": round(seconds, 3)},
@@ -84,15 +88,18 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="append a line of JSON per inversion here")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    with spear.workers(2) as executor:
-        for future in [executor.submit(one_thread) for _ in range(2)]:
-            future.result()
+    with spear.workers(2) as executor, RayExecutor(workers=2) as ray:
+        for each in (executor, ray):
+            for future in [each.submit(one_thread) for _ in range(2)]:
+                future.result()
         time.sleep(1)  # the second may still be importing
+        arms = {"one process": None, "two processes": executor, "Ray": ray}
         for case in args.only or CASES:
-            rows = list(measure(case, Path(args.data), args.seed, args.repeats, executor))
-            times = [row["seconds"] for row in rows]
-            faster = statistics.median(a / b for a, b in zip(times[::2], times[1::2], strict=True))
-            print(f"{case}: {faster:.2f}x faster on two processes, {times} s", flush=True)
+            rows = list(measure(case, Path(args.data), args.seed, args.repeats, arms))
+            alone, *spread = ([r["seconds"] for r in rows if r["arm"] == arm] for arm in arms)
+            faster = [statistics.median(map(truediv, alone, each)) for each in spread]
+            same = all(row["same_bits"] for row in rows)
+            print(f"{case}: {alone} s, {faster} times faster, same bits: {same}", flush=True)
             if args.rows:
                 with args.rows.open("a", encoding="utf-8") as file:
                     file.writelines(json.dumps(row) + "\n" for row in rows)

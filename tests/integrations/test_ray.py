@@ -15,17 +15,22 @@ from concurrent.futures import as_completed
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 ray = pytest.importorskip("ray", reason="needs the ray extra")
 psutil = pytest.importorskip("psutil", reason="comes with the docs extra")
 
+import spear
 from spear.errors import ClusterError, DataError, InvalidOption
 from spear.integrations import ray_session
 from spear.integrations.ray import RayEngine, RayExecutor
+from spear.search import parallel
 from spear.trials import RowFile, Status, Trial
 from spear.trials.trial import measure
+from support.judgements import bits
+from support.planted import plant, seeded
 from support.trial_work import attack, grid, squared, trial, wait_for, work
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -239,6 +244,20 @@ def test_the_executor_gives_futures(cluster):
     assert type(done[-1].exception()) is ValueError
     assert str(done[-1].exception()) == "expected x >= 0, got -1"
     assert not ray.is_initialized()
+
+
+def test_one_inversion_over_ray_gives_the_same_bits(cluster, monkeypatch):
+    monkeypatch.setattr(parallel, "MIN_PARALLEL_WORK", 1)  # a large one takes a minute
+    planted = plant(24, m=120)
+    alone = spear.invert(planted.view, generator=seeded(1))
+    with RayExecutor(cluster.address) as executor:
+        sent = MagicMock(wraps=executor.submit)
+        monkeypatch.setattr(executor, "submit", sent)
+        result = spear.invert(planted.view, generator=seeded(1), executor=executor)
+    assert sent.call_count > 4
+    assert alone.outcome is spear.Outcome.EXACT
+    assert bits(result) == bits(alone)
+    assert not any("worker failed" in words for words in result.details)
 
 
 @pytest.fixture(scope="module")
