@@ -110,7 +110,9 @@ class NextLayer:
         """
         axes, change = torch.linalg.qr(whole.H[0])  # (rows, b), (b, b): z = axes (change c)
         c = axes.new_zeros(len(change), len(off))
-        for some in torch.split(torch.arange(len(off)), max(1, _AT_ONCE // axes.numel())):
+        for some in torch.split(
+            torch.arange(len(off), device=off.device), max(1, _AT_ONCE // axes.numel())
+        ):
             deadline.check()
             A = axes * ~off[some][:, :, None]  # (k, rows, b)
             inside = self.span.T @ A
