@@ -8,6 +8,7 @@ import torch
 import spear
 from spear import CascadeFinder, Cause, Outcome
 from spear.factors import factorise
+from spear.search import starts
 from spear.search.candidates import CandidatePool
 from spear.search.cascade import accepted, cluster, directions_from_signs, equally_weighted
 from spear.search.directions import Directions
@@ -73,6 +74,20 @@ def test_refinement_makes_near_guesses_exact(known, noise):
     which, distance = nearest(known, exact)
     assert set(which.tolist()) == set(range(16))
     assert float(distance.max()) < 1e-9
+
+
+def test_of_ranked_guesses_the_rest_is_left_out_after_a_piece_without_any(known, monkeypatch):
+    monkeypatch.setattr(starts, "_AT_ONCE", 4 * known.factors.outputs.white.numel())  # four a piece
+    monkeypatch.setattr(starts, "_PASSES", 1)  # or it would find samples from noise
+    side, even = known.factors.outputs, balance(known.whole)
+    true = unit(torch.linalg.solve(even.q_basis, known.Q), 0)[:, :4]
+    noise = torch.randn(len(true), 4, generator=seeded(0), dtype=torch.float64)
+    Z = known.Z[:, :4]
+    score = torch.randn(Z.shape, generator=seeded(1), dtype=torch.float64)
+    q, scores = torch.cat([noise, true], 1), torch.cat([score, Z], 1)
+    assert len(refine_to_kernel(side, even, q, scores)) == 4
+    assert len(refine_to_kernel(side, even, q, scores, ranked=True)) == 0
+    assert len(refine_to_kernel(side, even, q.flip(1), scores.flip(1), ranked=True)) == 4
 
 
 def test_refinement_makes_nothing_of_noise(known):

@@ -9,8 +9,9 @@ import torch
 import spear
 from spear import Outcome
 from spear.factors import factorise
+from spear.search.cascade import _MessageRounds
 from spear.search.deadline import NEVER
-from spear.search.dual import balance
+from spear.search.dual import balance, deflate, read_samples
 from spear.search.kernels import unit
 from spear.search.next_layer import (
     Messages,
@@ -79,6 +80,51 @@ def test_samples_that_were_found_leave_the_span(known, following):
 def test_a_mix_of_samples_takes_nothing_away(known, following):
     d = known.factors.outputs.white @ (known.q[:1] + known.q[1:2]).T
     assert following.without(d, NEVER).missing.shape[1] == B
+
+
+def cosines(known, c):
+    """Between c (B, b) and the true ones, as the search sees them."""
+    turn = balance(known.whole).q_basis
+    return (unit(c @ turn) * unit(known.C @ turn)).sum(1).abs()
+
+
+def test_inputs_are_read_from_zeros_exactly_whatever_is_missing(known, following):
+    c, fits = following.read(known.whole, known.off.T, NEVER)
+    assert bool(fits.all())
+    assert float(cosines(known, c).min()) > 1 - 1e-6
+    by_signs, _ = read_samples(known.whole, known.q[:10], known.off.T[:10])
+    assert float(cosines(known, torch.cat([by_signs, c[10:]]))[:10].median()) < 0.99
+
+
+def test_common_zeros_of_samples_have_no_input(known, following):
+    off = known.off.T
+    assert not bool(following.read(known.whole, off & off.roll(1, 0), NEVER)[1].any())
+    assert len(following.read(known.whole, off[:0], NEVER)[0]) == 0
+
+
+def test_what_is_left_holds_the_missing_samples_exactly(known):
+    found = _MessageRounds(known.factors, known.whole, 80)
+    q, off = known.q[:10], known.off.T[:10]
+    mix, common = unit(q[:1] + q[1:2]), off[:1] & off[1:2]
+    for k in (4, 10):  # the next ones beside those that were read
+        rest = deflate(known.whole, *found.samples(q[:k], off[:k], Watch()))
+        axes = torch.linalg.qr(rest.q_basis).Q
+        assert float((known.q[10:] @ axes).norm(dim=1).min()) > 1 - 1e-9
+    kept, _ = found.samples(torch.cat([q, mix]), torch.cat([off, common]), Watch())
+    assert torch.equal(kept, q)
+
+
+def test_rows_come_first_and_the_next_layer_where_it_finds_more(known):
+    rounds = _MessageRounds(known.factors, known.whole, 80)
+    assert not rounds.wanted(B)
+    assert not rounds.compared(0.5)
+    assert not rounds.wanted(B // 2)
+    assert not rounds.compared(0.05)
+    assert rounds.wanted(B // 2)
+    assert rounds.compared(0.1)
+    assert rounds.wanted(B // 2)  # 0.1 is little, but more than 0.05
+    assert rounds.compared(0.01)
+    assert not rounds.wanted(B // 2)
 
 
 def test_without_the_model_the_span_stays(known, following):

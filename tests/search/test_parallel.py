@@ -66,7 +66,7 @@ def test_the_same_bits_with_and_without_workers(finder, pool):
     assert alone.outcome is spear.Outcome.EXACT
     counting = Counting(pool)
     result = inverted(planted, finder, counting)
-    steps = {"_descend", "_kernels_near", "_round", "_fit_signs"}
+    steps = {"_descend", "_refine", "_kernels_near", "_round", "_fit_signs"}
     assert set(counting.sent) == (steps if finder == "cascade" else {"_seeded_kernels"})
     assert bits(result) == bits(alone)
     assert torch.equal(result.predicted_error, alone.predicted_error)

@@ -224,7 +224,7 @@ class CascadeFinder:
         missing, idle, slow, fewest, more = whole, 0, False, b, 1.0  # `more` times the usual starts
 
         if len(pool) or path is not None:
-            missing = _missing(whole, pool, blocks, watch, path, idle)
+            missing = _missing(messages, pool, blocks, watch, path, idle)
         while missing.missing and not watch.expired:
             left = missing.missing
             if blocks is not None and _by_blocks(blocks, left, idle) and idle < self.patience:
@@ -232,7 +232,7 @@ class CascadeFinder:
                 grown = _block_round(
                     pool, finer, missing, idle=idle, generator=generator, watch=watch
                 )
-            elif path is None and messages.wanted(left, struggling=idle > 0 or slow):
+            elif path is None and messages.wanted(left):
                 grown = messages.round(pool, balance(missing), generator, watch)
             elif idle < self.patience:
                 effort = _Effort(idle, more, slow)
@@ -254,17 +254,17 @@ class CascadeFinder:
             watch.report("search", found=b - left, batch_size=b)
             idle += not messages.failed
             if grown:
-                if blocks is not None:
-                    _forget_mixes(pool, whole, blocks, watch)
+                _forget_mixes(pool, whole, blocks, watch)
                 yield pool.snapshot(reserve=False)
             if grown or path is not None:
                 with watch.stage("read"):
-                    missing = _missing(whole, pool, blocks, watch, path, idle)
+                    missing = _missing(messages, pool, blocks, watch, path, idle)
                 idle = 0 if missing.missing < fewest else idle
                 fewest = min(fewest, missing.missing)
             found = left - missing.missing
-            slow = found < _SLOW * left and more == _MOST_STARTS and not slow
-            more = self._more_starts(left, found, more)
+            if not messages.compared(found / left):
+                slow = found < _SLOW * left and more == _MOST_STARTS and not slow
+                more = self._more_starts(left, found, more)
 
     def _starts(self, missing: int, more: float) -> int:
         return max(128, math.ceil(self.starts * missing * more))
@@ -299,16 +299,21 @@ class CascadeFinder:
                 guesses = search_from_starts(residual, starts, steps, generator, watch, ridge=ridge)
                 watch.count("starts", starts)
         with watch.stage("settle"):
-            candidates = kernels_near(pool.side, residual, *guesses, watch)
+            struggling = slow or idle > 0 or residual.least_agreement < SIGN_AGREEMENT
+            narrow = len(residual.U) < 2 * _WIDE * pool.side.white.shape[1]
+            parts = []
+            if kind or not narrow:
+                parts.append(kernels_near(pool.side, residual, *guesses, watch))
+            if struggling or (narrow and not kind):
+                refined = refine_to_kernel(pool.side, residual, *guesses, watch, not struggling)
+                parts.append(refined)
+            if struggling:
+                parts.append(sharpen(pool.side, residual, *guesses, generator, watch))
             if residual.missing == 1:  # its signs are exact: all rows count, not the lowest alone
                 last = directions_off(pool.side, guesses[1], watch.deadline)
-                candidates = torch.cat([candidates, last])
-            if slow or idle or residual.least_agreement < SIGN_AGREEMENT:
-                refined = refine_to_kernel(pool.side, residual, *guesses, watch)
-                sharpened = sharpen(pool.side, residual, *guesses, generator, watch)
-                candidates = torch.cat([candidates, refined, sharpened])
+                parts.append(last)
         with watch.stage("round"):
-            found = pool.rounded(candidates)
+            found = pool.rounded(torch.cat(parts))
         with watch.stage("vouch"):
             return pool.keep(found, accepted(residual, found, kind > 0, watch, levels))
 
@@ -323,7 +328,10 @@ class _MessageRounds:
     found: int = 0  # samples that are taken out of `layer`
     in_vain: int = 0
     failed: bool = False  # did the last round use it and find nothing?
-    used: bool = False
+    now: bool = False  # does this round use it?
+    share_without: float = 1.0  # of the missing samples, that the last round without it found
+    _share: float | None = None  # the same with it
+    _read: tuple[Tensor, Tensor] | None = None  # c (k, b) of the pool's first, and which fit (k,)
 
     @cached_property
     def layer(self) -> NextLayer | None:
@@ -333,19 +341,57 @@ class _MessageRounds:
     def levels(self) -> TwoLevels | None:
         return TwoLevels.of(self.factors, self.whole)
 
-    def wanted(self, missing: int, *, struggling: bool) -> bool:
-        """Is the next layer to be asked? Where rows alone find little; once in use, always.
+    @cached_property
+    def rows(self) -> int:
+        return int(self.factors.live_rows.sum())
 
-        Never twice in turn in vain, and not in wide layers: what is hard there, such as
-        near-duplicates, the next layer cannot tell apart either.
-        """
-        rows = int(self.factors.live_rows.sum())
-        struggling = struggling and rows < 2 * _WIDE * self.factors.b
-        needed = self.used or struggling or rows < _WIDE * missing
+    @property
+    def narrow(self) -> bool:
+        """Is the next layer of use? In wide ones what is hard, as near-duplicates, stays so."""
+        return self.rows < 2 * _WIDE * self.factors.b
+
+    @property
+    def share(self) -> float:
+        """Of the missing samples, that the next layer finds; until it was asked, a guess."""
+        if self._share is not None:
+            return self._share
+        many = self.rows < _WIDE * self.factors.b and self.levels is not None
+        return 1.0 if many else _SLOW
+
+    def wanted(self, missing: int) -> bool:
+        """Is the next layer to be asked? If it finds more than rows; not twice in turn in vain."""
         again = not self.failed and self.in_vain < _MOST_IN_VAIN
+        needed = self.narrow and self.share_without <= self.share
         self.failed = False
-        known = needed and again and (self.levels or self.layer) is not None
-        return missing > 1 and known
+        self.now = missing > 1 and needed and again and (self.levels or self.layer) is not None
+        return self.now
+
+    def compared(self, share: float) -> bool:
+        """Note the share of the missing samples that a round found; was it one with the next layer?"""
+        if self.now:
+            self._share = share
+        else:
+            self.share_without = share
+        return self.now
+
+    def samples(self, q: Tensor, off: Tensor, watch: Watch) -> tuple[Tensor, Tensor]:
+        """Both halves (k, b) of those directions (k', b) with zeros (k', rows) that are samples.
+
+        In narrow layers c is read from the activations, exactly; only what these do not explain, and
+        c in wide layers, from signs.
+        """
+        whole = self.whole
+        if not self.narrow or self.layer is None:
+            return consistent_samples(whole, q, off, watch=watch)
+        c, fits = self._read or (q[:0], off[:0, 0])
+        read = self.layer.read(whole, off[len(c) :], watch.deadline)
+        self._read = torch.cat([c, read[0]]), torch.cat([fits, read[1]])
+        c, fits = (part.clone() for part in self._read)
+        rest = (~fits).nonzero().flatten().tolist()
+        if rest and len(q) <= whole.missing:
+            c[rest], share = read_samples(whole, q, off, watch, only=rest)
+            fits[rest] = share >= whole.least_agreement
+        return q[fits], c[fits]
 
     def round(
         self,
@@ -355,7 +401,6 @@ class _MessageRounds:
         watch: Watch,
     ) -> bool:
         """One round with the next layer's gradient; is there a new direction?"""
-        self.used = True
         watch.count("rounds")
         starts = max(128, residual.missing)  # many end in the same few: more rounds help more
         watch.count("starts", starts)
@@ -542,8 +587,12 @@ def _zeros_of_its_own(rows: int) -> int:
     return count
 
 
-def _forget_mixes(pool: CandidatePool, whole: DualProblem, blocks: Blocks, watch: Watch) -> None:
-    """Drop what its zeros show as a mix; where signs can tell, only if they do not fit either."""
+def _forget_mixes(
+    pool: CandidatePool, whole: DualProblem, blocks: Blocks | None, watch: Watch
+) -> None:
+    """Over rounds, drop what its zeros show as a mix; where signs can tell, only if they do too."""
+    if blocks is None:
+        return
     suspect = pool.possible_mixes(_zeros_of_its_own(len(pool.side.white)))
     unknown = whole.missing - len(pool) + int(suspect.sum())
     if bool(suspect.any()) and 0 <= ROWS_PER_SAMPLE * unknown <= blocks.neurons:
@@ -591,7 +640,7 @@ def _block_round(
 
 
 def _missing(  # noqa: PLR0917
-    whole: DualProblem,
+    messages: _MessageRounds,
     pool: CandidatePool,
     blocks: Blocks | None,
     watch: Watch,
@@ -601,12 +650,13 @@ def _missing(  # noqa: PLR0917
     """What is left to find beside the pool: both halves, as far as signs can be read."""
     if path is not None:
         return path.missing(pool, idle, watch)
+    whole = messages.whole
     q, off = pool.overdetermined()
-    if len(q) > whole.missing and blocks is not None:
+    if blocks is None:
+        return deflate(whole, *messages.samples(q, off, watch))
+    if len(q) > whole.missing:
         chosen = sparsest_independent(q.T, off.sum(1).double())
         q, off = q[chosen], off[chosen]
-    if blocks is None:
-        return deflate(whole, *consistent_samples(whole, q, off, watch=watch))
     return deflate(whole, q, read_samples(whole, q, certain_zeros(pool.side, off), watch)[0])
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from spear.factors import Factors, Side, leading_part
 from spear.search.deadline import Deadline
-from spear.search.dual import BalancedProblem, solve_definite
+from spear.search.dual import BalancedProblem, DualProblem, solve_definite
 from spear.search.kernels import first_of_each, unit
 from spear.search.parallel import cut
 from spear.search.sharpening import smallest_eigenvectors
@@ -101,6 +101,28 @@ class NextLayer:
         r = torch.cat(found) @ self.missing  # (k, r)
         rest = torch.linalg.svd(r, full_matrices=True).Vh[len(r) :].T
         return dataclasses.replace(self, missing=self.missing @ rest)
+
+    def read(self, whole: DualProblem, off: Tensor, deadline: Deadline) -> tuple[Tensor, Tensor]:
+        """c (k, b) of samples with known zeros (k, rows), up to scale, and which of them fit (k,).
+
+        The activation is z = H c where a row is on, else zero, and lies in the span V: as many
+        equations as rows for b unknowns, whichever samples are missing. Signs say far less of c.
+        """
+        axes, change = torch.linalg.qr(whole.H[0])  # (rows, b), (b, b): z = axes (change c)
+        c = axes.new_zeros(len(change), len(off))
+        for some in torch.split(
+            torch.arange(len(off), device=off.device), max(1, _AT_ONCE // axes.numel())
+        ):
+            deadline.check()
+            A = axes * ~off[some][:, :, None]  # (k, rows, b)
+            inside = self.span.T @ A
+            guess = unit(axes.T @ (1 - 2 * off[some].T.to(axes)), 0)
+            nearest = smallest_eigenvectors(A.mT @ A - inside.mT @ inside, guess)
+            c[:, some] = nearest * torch.sign((nearest * guess).sum(0))
+        z = axes @ c  # (rows, k)
+        agree = ((z.T < 0) == off).double().mean(1) >= whole.least_agreement
+        fits = agree & (outside(self, z) < EXACT_ERROR)
+        return unit(torch.linalg.solve_triangular(change, c, upper=True).T), fits
 
 
 @dataclass(frozen=True, eq=False)

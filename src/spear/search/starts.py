@@ -216,13 +216,19 @@ def _kernels_near(  # noqa: PLR0917
     return torch.cat(found)
 
 
-def refine_to_kernel(
-    side: Side, residual: BalancedProblem, q: Tensor, score: Tensor, watch: Watch | None = None
+def refine_to_kernel(  # noqa: PLR0917
+    side: Side,
+    residual: BalancedProblem,
+    q: Tensor,
+    score: Tensor,
+    watch: Watch | None = None,
+    ranked: bool = False,
 ) -> Tensor:
     """Exact directions (k', b), white, from guesses q (r, k) and scores (rows, k), low where off.
 
     The kernel of the lowest rows is the direction, if they are all zeros and leave no second direction
-    free. If not, its own zeros and the signs they imply say more than the guess did.
+    free. If not, its own zeros and the signs they imply say more than the guess did. If guesses are
+    ranked, the best first, those after a piece that gave none are left out.
     """
     watch = watch or Watch()
     rows, b = side.white.shape
@@ -233,8 +239,12 @@ def refine_to_kernel(
     signs = SignRegression(residual, residual.H.dtype, ridge=SHARP_RIDGE)
     pieces = cut(step, unit(residual.q_basis @ q, 0), score)
     shared = side, residual.c_basis, signs, watch.deadline
-    parts = watch.map(_refine, shared, pieces, multiplications=work)
-    return torch.cat(list(parts))
+    found = []
+    for part in watch.map(_refine, shared, pieces, multiplications=work):
+        found.append(part)
+        if ranked and not len(part):
+            break
+    return torch.cat(found)
 
 
 def _refine(  # noqa: PLR0917
