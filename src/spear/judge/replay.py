@@ -177,7 +177,10 @@ class Fit:
 
         What stays in the span only changes weights or mixes samples, which shows elsewhere.
         """
-        turned, left = self.turned(steps), self.replay.factors.left
+        turned, factors = self.turned(steps), self.replay.factors
+        left = factors.left
+        if factors.row_factors is not None:
+            turned = turned * factors.row_factors
         rate: Tensor = (turned - (turned @ left) @ left.T).norm(dim=1)
         return rate
 
@@ -301,11 +304,12 @@ class Replay:
             farthest = torch.maximum(self.Z.abs().amax(), self.bias.abs().amax())
             dropped = ~found.kept[some][:, rows]
             self.Z = torch.where(dropped, self.bias - _FAR_OFF * farthest, self.Z)
-        D = (factors.L[rows] @ selection.Q[:, some]).T  # (b, m)
+        D = factors.output_gradients(selection.Q[:, some])[rows].T  # (b, m)
         self.D = D / part.factor
         # Frozen or masked neurons have no gradient, whatever the samples do.
         self.sent = None if selection.frozen is None else ~selection.frozen[rows]
-        noise = factors.noise * selection.Q[:, some].norm(dim=0) * D.shape[1] ** 0.5 / D.norm(dim=1)
+        noise = factors.client_noise * selection.Q[:, some].norm(dim=0) * D.shape[1] ** 0.5
+        noise = noise / D.norm(dim=1)
         relative_error = relative_error[some]
         self.unscaled = selection.unscaled is not None
         self.rounding = ROUNDINGS * part.eps
@@ -823,7 +827,8 @@ class Replay:
 
     def _unexplained(self, parameter: Tensor, size: float) -> float:
         """What noise, and the rounding of subtracted weights, add to a gradient's error."""
-        noise = LATER_NOISE * self.factors.noise / self.part.factor * math.sqrt(parameter.numel())
+        noise = LATER_NOISE * self.factors.client_noise / self.part.factor
+        noise = noise * math.sqrt(parameter.numel())
         noise = min(noise, LATER_NOISE_LIMIT * size)
         if self.part.round is not None:
             return noise + self.part.rounding * float(parameter.detach().norm())
