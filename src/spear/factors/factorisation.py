@@ -108,10 +108,10 @@ class Side:
         """
         if self.row_factors is None:
             return None
-        factors = self.row_factors[:, None]
-        sizes = (self.basis @ vectors).abs() / factors  # (rows, c), as the client has them
-        usual = sizes.masked_fill(zeros, torch.nan).nanmedian(0).values  # NaN where nothing shows
-        return zeros & ~(usual * factors > UNDECIDED * self.zero)
+        values, factors = (self.basis @ vectors).abs(), self.row_factors[:, None]
+        usual = (values / factors).masked_fill(zeros, torch.nan).nanmedian(0).values
+        level = torch.where(zeros, values, self.zero).amax(0)  # (c,), as its own zeros show it
+        return zeros & ~(usual * factors > UNDECIDED * level)  # NaN where nothing shows
 
     @property
     def empty_rows(self) -> int:
@@ -134,7 +134,7 @@ class Factors:
     row_noise: Tensor | None = None  # (m,) the same row by row: rounding is loud where entries are
     has_unresolved_samples: bool = False  # are there more samples, too faint to tell from noise?
     row_factors: Tensor | None = None
-    """(m,): what rows of dL/dW and dL/db were multiplied by, and with them `left`, `L` and all noise."""
+    """(m,): what rows of dL/dW and dL/db were multiplied by, and so those of L, and all noise."""
     check_time: CheckTime = go_on  # called in long loops; raises once the time is up
 
     @property
