@@ -225,6 +225,10 @@ def _inverted(
     generator = _on_cpu(generator)
 
     pool, best, ended = _searched(factors, finder, generator, watch)
+    if factors.row_factors is not None and (best is None or best.match < 1):
+        factors, pool, best, ended = _searched_as_sent(
+            factors, best, ended, finder, generator, watch
+        )
     if best is None and pool is not None:
         factors, best, ended = _found_in_part(factors, pool, ended, watch)
     loud = factors.loudest_part() if best is None else None
@@ -319,6 +323,28 @@ def _searched(
     except _Stopped as stopped:
         end = _end(stopped, watch)
     return pool, best, SearchSummary(end, tuple(watch.remarks))
+
+
+def _searched_as_sent(
+    even: Factors,
+    best: Selection | None,
+    ended: SearchSummary,
+    finder: Finder,
+    generator: torch.Generator,
+    watch: Watch,
+) -> tuple[Factors, Directions | None, Selection | None, SearchSummary]:
+    """Where rows of one size do not give the whole batch: the samples that show in rows as sent."""
+    try:
+        with watch.stage("factorise"):
+            factors = even.as_sent
+    except _Stopped as stopped:
+        return even, None, best, dataclasses.replace(ended, end=_end(stopped, watch))
+    if not factors.batch_size:
+        return even, None, best, ended
+    pool, other, then = _searched(factors, finder, generator, watch)
+    if best is not None and (other is None or other.match <= best.match):
+        return even, None, best, ended
+    return factors, pool, other, then
 
 
 def _found_in_part(

@@ -185,6 +185,17 @@ class Factors:
         D = self.L @ Q
         return D if self.row_factors is None else D / self.row_factors[:, None]
 
+    @property
+    def as_sent(self) -> Factors:
+        """The factors with rows as the client sent them; samples that show only otherwise are noise."""
+        if self.row_factors is None:
+            return self
+        plain = _factorised(self.view, self.check_time)
+        fewer = (plain.batch_size or 0) < self.b
+        return dataclasses.replace(
+            plain, has_unresolved_samples=plain.has_unresolved_samples or fewer
+        )
+
     @cached_property
     def client_noise(self) -> float:
         """Noise of an entry as the client has it: root mean square over rows."""
