@@ -223,12 +223,29 @@ def _inverted(
         reached = verdict.of_scaled_entries() if unfit else verdict.of_no_batch(factors)
         return _without_samples(view, factors, reached, watch)
     generator = _on_cpu(generator)
+    notes = [] if penalty is None else [penalty.words]
+    result = _found(factors, loss, finder, generator, watch, notes)
+    if factors.row_factors is None or bool(result.certified.any()):
+        return result
+    try:  # rows of one size prove nothing: perhaps the loud samples do, in rows as sent
+        with watch.stage("factorise"):
+            as_sent = factors.as_sent
+    except _Stopped:
+        return result
+    other = _found(as_sent, loss, finder, generator, watch, notes) if as_sent.batch_size else result
+    return other if bool(other.certified.any()) or not len(result.inputs) else result
 
+
+def _found(
+    factors: Factors,
+    loss: Loss | None,
+    finder: Finder,
+    generator: torch.Generator,
+    watch: Watch,
+    notes: list[str],
+) -> Inversion:
+    """Directions of these factors, the choice among them, and what is proved of it."""
     pool, best, ended = _searched(factors, finder, generator, watch)
-    if factors.row_factors is not None and (best is None or best.match < 1):
-        factors, pool, best, ended = _searched_as_sent(
-            factors, best, ended, finder, generator, watch
-        )
     if best is None and pool is not None:
         factors, best, ended = _found_in_part(factors, pool, ended, watch)
     loud = factors.loudest_part() if best is None else None
@@ -240,7 +257,6 @@ def _inverted(
     another = _another_reading(factors, best)
     if another is not None:
         return _inverted(another, loss, finder, generator, watch)
-    notes = [] if penalty is None else [penalty.words]
     return _judged(factors, best, ended, notes=notes, loss=loss, generator=generator, watch=watch)
 
 
@@ -323,28 +339,6 @@ def _searched(
     except _Stopped as stopped:
         end = _end(stopped, watch)
     return pool, best, SearchSummary(end, tuple(watch.remarks))
-
-
-def _searched_as_sent(
-    even: Factors,
-    best: Selection | None,
-    ended: SearchSummary,
-    finder: Finder,
-    generator: torch.Generator,
-    watch: Watch,
-) -> tuple[Factors, Directions | None, Selection | None, SearchSummary]:
-    """Where rows of one size do not give the whole batch: the samples that show in rows as sent."""
-    try:
-        with watch.stage("factorise"):
-            factors = even.as_sent
-    except _Stopped as stopped:
-        return even, None, best, dataclasses.replace(ended, end=_end(stopped, watch))
-    if not factors.batch_size:
-        return even, None, best, ended
-    pool, other, then = _searched(factors, finder, generator, watch)
-    if best is not None and (other is None or other.match <= best.match):
-        return even, None, best, ended
-    return factors, pool, other, then
 
 
 def _found_in_part(
