@@ -223,7 +223,28 @@ def _inverted(
         reached = verdict.of_scaled_entries() if unfit else verdict.of_no_batch(factors)
         return _without_samples(view, factors, reached, watch)
     generator = _on_cpu(generator)
+    notes = [] if penalty is None else [penalty.words]
+    result = _found(factors, loss, finder, generator, watch, notes)
+    if factors.row_factors is None or bool(result.certified.any()):
+        return result
+    try:  # rows of one size prove nothing: perhaps the loud samples do, in rows as sent
+        with watch.stage("factorise"):
+            as_sent = factors.as_sent
+    except _Stopped:
+        return result
+    other = _found(as_sent, loss, finder, generator, watch, notes) if as_sent.batch_size else result
+    return other if bool(other.certified.any()) or not len(result.inputs) else result
 
+
+def _found(
+    factors: Factors,
+    loss: Loss | None,
+    finder: Finder,
+    generator: torch.Generator,
+    watch: Watch,
+    notes: list[str],
+) -> Inversion:
+    """Directions of these factors, the choice among them, and what is proved of it."""
     pool, best, ended = _searched(factors, finder, generator, watch)
     if best is None and pool is not None:
         factors, best, ended = _found_in_part(factors, pool, ended, watch)
@@ -236,7 +257,6 @@ def _inverted(
     another = _another_reading(factors, best)
     if another is not None:
         return _inverted(another, loss, finder, generator, watch)
-    notes = [] if penalty is None else [penalty.words]
     return _judged(factors, best, ended, notes=notes, loss=loss, generator=generator, watch=watch)
 
 

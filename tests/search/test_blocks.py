@@ -192,7 +192,8 @@ def test_rounds_without_a_sample_say_nothing_about_its_signs(rounds):
     zeros = (D == 0)[factors.live_rows].T.clone()  # (b, rows)
     absent = factors.outputs.round_of_row == 3
     zeros[0, absent] = True
-    sure = certain_zeros(factors.outputs, zeros)
+    white = unit(factors.left.T @ D).T  # (b, b)
+    sure = certain_zeros(factors.outputs, zeros, white)
     assert bool((sure[0, absent] == 0.5).all())
     assert torch.equal(sure[1:], zeros[1:].double())
 

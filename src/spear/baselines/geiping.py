@@ -334,7 +334,8 @@ def _product(factors: Factors, low_rank: bool) -> Callable[[Tensor], Tensor]:
     if not low_rank or not factors.batch_size or factors.noisy:
         return lambda X: X @ G.T
     right = factors.combine(torch.diag(1 / factors.singular_values)).T.to(G)  # (n, b)
-    left = factors.L.T.to(G)  # (b, m)
+    one = torch.eye(factors.b, dtype=factors.left.dtype, device=factors.left.device)
+    left = factors.output_gradients(one).T.to(G)  # (b, m)
     return lambda X: X @ right @ left
 
 

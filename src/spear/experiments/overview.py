@@ -289,7 +289,7 @@ def candidates(traced: Traced, chosen: Selection) -> dict[str, Any]:
     nonzero[live] = (~pool.zeros).float()  # (m, c)
     order = torch.argsort(pool.sparsity, descending=True, stable=True)
     match = (pool.vectors[:, order].T @ chosen.directions.vectors).abs() > 1 - 1e-6  # (c, b)
-    gradient = traced.factors.L @ chosen.Q
+    gradient = traced.factors.output_gradients(chosen.Q)
     gradient[live] = gradient[live].masked_fill(chosen.directions.zeros, 0.0)
     parts = (chosen.C @ pool.vectors).abs()  # (b, c): how much of each sample is in a candidate
     return {
@@ -305,7 +305,9 @@ def tiles(compared: Compared, traced: Traced) -> dict[str, Any]:
     """Images as PNG: a part of the gradient, the rows of R, the originals, what was recovered."""
     batch, view = compared.batch, compared.attacked.view
     gradient = view.weight_grad.double()
-    R = torch.linalg.lstsq(traced.factors.L, gradient).solution  # (b, n)
+    one = torch.eye(traced.factors.b, dtype=gradient.dtype, device=gradient.device)
+    L = traced.factors.output_gradients(one)  # (m, b)
+    R = torch.linalg.lstsq(L, gradient).solution  # (b, n)
     originals, recovered = batch.pixels(batch.inputs), aligned(compared)
     mixes = R.view(-1, *originals.shape[1:])[:, :, ::2, ::2]
     return {

@@ -4,6 +4,11 @@ The paper takes L = U S^(1/2), R = S^(1/2) V. Here L = U S and R = V^T: the fact
 invertible matrix, so every statement of the paper holds, and the noise of the update (rounding or
 differential privacy) is the same in every entry of L. So for a direction q of unit length all
 entries of L q have one error level, from which every tolerance of SPEAR derives.
+
+Rounding is not the same in every entry: it is a share of each. A trained network's samples differ by
+many orders of magnitude, and so do the rows of dL/dW: where the loud ones are off, faint ones stand
+alone, to all their digits. Rows multiplied by powers of two, so that they have about one size, hold
+the same inputs and the same zeros, and there the noise is even (`even_rows`).
 """
 
 from __future__ import annotations
@@ -39,7 +44,9 @@ from spear.tolerances import (
     MARGIN,
     MIN_SPAN_OVERLAP,
     NOISY,
+    PENALTY_ROUNDINGS,
     SPARE_BIAS_ROWS,
+    UNDECIDED,
     WEAK_SAMPLE_FACTOR,
     ZERO_DEVIATIONS,
 )
@@ -69,18 +76,43 @@ class Side:
     zero: float  # |entry of basis @ unit vector| below this is zero
     noisy: bool  # is the noise above rounding?
     round_of_row: Tensor | None = None  # (rows,) where several rounds are stacked
+    row_factors: Tensor | None = None  # (rows,) what rows were multiplied by
+
+    @property
+    def uneven(self) -> bool:
+        """May a few rows hold nearly all that shows of a sample, and the others still hold enough?"""
+        return self.round_of_row is not None or self.row_factors is not None
 
     @property
     def free(self) -> float:
         """Singular values of zero rows up to this leave a direction free.
 
-        Over rounds, samples share hundreds of zero rows and a few in which both drown. Noise alone has
-        a singular value of its deviation times the root of the rows; this is ten times that. In one
-        round a zero level is enough.
+        Over rounds, samples share hundreds of zero rows and a few in which both drown; in rows of one
+        size a faint sample shows in a few rows and drowns in the others. Noise alone has a singular
+        value of its deviation times the root of the rows; this is ten times that. Else a zero level is
+        enough.
         """
-        if self.round_of_row is None:
+        if not self.uneven:
             return self.zero
         return MARGIN * self.zero / ZERO_DEVIATIONS * math.sqrt(len(self.basis))
+
+    def hidden(self, vectors: Tensor, zeros: Tensor) -> Tensor | None:
+        """Zeros (rows, c) where a sample would not show even if it were on; None if it always would.
+
+        Rounding is a share of a row's loudest sample. Where that is so much louder than this one that
+        an entry of its usual size (the median of those that show, as the client has them) would not
+        stand out, a zero says nothing of the sign.
+
+        Args:
+            vectors: (b, c) of unit length.
+            zeros: (rows, c) bool.
+        """
+        if self.row_factors is None:
+            return None
+        values, factors = (self.basis @ vectors).abs(), self.row_factors[:, None]
+        usual = (values / factors).masked_fill(zeros, torch.nan).nanmedian(0).values
+        level = torch.where(zeros, values, self.zero).amax(0)  # (c,), as its own zeros show it
+        return zeros & ~(usual * factors > UNDECIDED * level)  # NaN where nothing shows
 
     @property
     def empty_rows(self) -> int:
@@ -102,6 +134,8 @@ class Factors:
     live_columns: Tensor  # (n,) bool: some sample is nonzero in the input
     row_noise: Tensor | None = None  # (m,) the same row by row: rounding is loud where entries are
     has_unresolved_samples: bool = False  # are there more samples, too faint to tell from noise?
+    row_factors: Tensor | None = None
+    """(m,): what rows of dL/dW and dL/db were multiplied by, and so those of L, and all noise."""
     check_time: CheckTime = go_on  # called in long loops; raises once the time is up
 
     @property
@@ -143,8 +177,32 @@ class Factors:
 
     @cached_property
     def bias_grad(self) -> Tensor:
-        """dL/db (m,), in float64."""
-        return double(self.view.bias_grad)
+        """dL/db (m,), in float64, with its rows multiplied as those of dL/dW."""
+        g = double(self.view.bias_grad)
+        return g if self.row_factors is None else g * self.row_factors
+
+    def output_gradients(self, Q: Tensor) -> Tensor:
+        """Columns of dL/dZ (m, k) = L Q, as the client has them."""
+        D = self.L @ Q
+        return D if self.row_factors is None else D / self.row_factors[:, None]
+
+    @property
+    def as_sent(self) -> Factors:
+        """The factors with rows as the client sent them; samples that show only otherwise are noise."""
+        if self.row_factors is None:
+            return self
+        plain = _factorised(self.view, self.check_time)
+        fewer = (plain.batch_size or 0) < self.b
+        return dataclasses.replace(
+            plain, has_unresolved_samples=plain.has_unresolved_samples or fewer
+        )
+
+    @cached_property
+    def client_noise(self) -> float:
+        """Noise of an entry as the client has it: root mean square over rows."""
+        if self.row_factors is None:
+            return self.noise
+        return self.noise * float((1 / self.row_factors).square().mean().sqrt())
 
     @property
     def singular_values(self) -> Tensor:
@@ -170,6 +228,11 @@ class Factors:
         if self.batch_size is None:
             return False
         return 2 * self.batch_size <= min(self.live_shape) and not (self.batch_size and self.noisy)
+
+    @property
+    def loudness_range(self) -> float:
+        """Largest singular value of the samples to the smallest."""
+        return float(self.singular_values[0] / self.singular_values[-1])
 
     @property
     def has_weak_sample(self) -> bool:
@@ -334,6 +397,8 @@ class Factors:
     def outputs(self) -> Side:
         live, rounds = self.live_rows, self.view.rounds
         side = self._side("outputs", self.left[live], self.m)
+        if self.row_factors is not None:
+            return dataclasses.replace(side, row_factors=self.row_factors[live])
         if rounds is None:
             return side
         width = self.m // len(rounds)
@@ -371,7 +436,11 @@ class Factors:
         return out
 
     def _column_blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        return column_blocks(self.view.weight_grad, check_time=self.check_time)
+        for columns, block in column_blocks(self.view.weight_grad, check_time=self.check_time):
+            yield (
+                columns,
+                block if self.row_factors is None else block.mul_(self.row_factors[:, None]),
+            )
 
 
 def factorise(view: LayerUpdate, check_time: CheckTime = go_on) -> Factors:
@@ -381,20 +450,84 @@ def factorise(view: LayerUpdate, check_time: CheckTime = go_on) -> Factors:
         view: the update.
         check_time: called in long loops, here and wherever the factors are used; raises to stop.
     """
+    factors = _factorised(view, check_time)
+    alike = bool(factors.batch_size) and factors.loudness_range < GAP
+    large = min(view.weight_grad.shape) >= _SKETCHED_FROM  # a sketch may do, and costs far less
+    clear = alike or bool(factors.batch_size and not factors.has_weak_sample)
+    row_factors = None if large and clear else even_rows(view, check_time)
+    if row_factors is None:
+        return factors
+    even = _factorised(view, check_time, row_factors)
+    alone = _rows_alone(even) if _is_only_rounding(even) else None
+    if alone is not None and bool(alone.any()):
+        even = _factorised(view, check_time, row_factors.masked_fill(alone, 1.0))
+        alone = _rows_alone(even) if _is_only_rounding(even) else None
+    if alone is None or bool(alone.any()):
+        return factors
+    return factors if alike and factors.b >= even.b else even
+
+
+def even_rows(view: LayerUpdate, check_time: CheckTime = go_on) -> Tensor | None:
+    """Powers of two (m,) that make all live rows of dL/dW about as long as the longest.
+
+    None where rows differ too little to gain by it, or where noise is not a share of each entry: in
+    weights that were subtracted it is one of the weights. An output layer's rows depend on each other.
+    """
+    if view.trained or view.rounds is not None or view.relu == "before":
+        return None
+    lengths = 0.0 * double(view.weight_grad[:, 0])  # (m,)
+    for _, block in column_blocks(view.weight_grad, check_time=check_time):
+        lengths = lengths.hypot(block.norm(dim=1))
+    uneven = (lengths.max() / lengths).masked_fill(lengths == 0, 1.0)
+    if not bool(uneven.isfinite().all()) or float(uneven.max()) < GAP:
+        return None
+    return torch.exp2(uneven.log2().floor())
+
+
+def _is_only_rounding(even: Factors) -> bool:
+    """Do rows of one size hold samples, and beside them nothing but a rounding of each entry?
+
+    Other noise is the same in every row, whatever its size, and loud where rows were faint.
+    """
+    if not even.batch_size or even.noisy:
+        return False
+    own = float(even.spectrum.norm()) * torch.finfo(torch.float64).eps / math.sqrt(even.m)
+    quiet = even.relative_noise <= PENALTY_ROUNDINGS * even.eps
+    return quiet or even.noise <= PENALTY_ROUNDINGS * own
+
+
+def _rows_alone(factors: Factors) -> Tensor:
+    """Rows (m,) without which fewer samples would show: what is in one row alone may be noise.
+
+    Without a row of leverage P, the direction x that it held has the size sqrt(P (1 - P)) / |x| in all
+    others, as in `search.kernels.redundancy`.
+    """
+    P = factors.left.square().sum(1).clamp_max(1.0)  # (m,)
+    held = (factors.left / factors.singular_values).norm(dim=1)  # |x|, in units of the noise
+    rows, columns = factors.live_shape
+    edge = factors.noise * (math.sqrt(rows) + math.sqrt(columns))
+    alone: Tensor = (P > 0.5) & ((P * (1 - P)).sqrt() <= MARGIN * edge * held)
+    return alone
+
+
+def _factorised(
+    view: LayerUpdate, check_time: CheckTime, row_factors: Tensor | None = None
+) -> Factors:
+    """The factors of an update, with its rows multiplied by these factors."""
     G = view.weight_grad
     live_rows, kept_columns = live(G)
     live_columns = kept_columns if view.rounds is None else view.rounds.live_columns
     m, n = int(live_rows.sum()), int(live_columns.sum())
     eps = torch.finfo(G.dtype if view.rounds is None else view.precision).eps
-    large = min(m, n) >= _SKETCHED_FROM and view.rounds is None
-    rounding = rounding_of(view)
+    large = min(m, n) >= _SKETCHED_FROM and view.rounds is None and row_factors is None
+    rounding = rounding_of(view, row_factors)
     seen = sketch(G, m, n, eps, check_time) if large else None
     if seen is not None and _sketch_is_conclusive(seen, m, n, eps, rounding):
         b: int | None = seen.rank
         rank = seen.rank
         s, U, outside = seen.values, seen.left[live_rows], seen.outside
     else:
-        U, s = left_factor(G, live_rows, kept_columns, check_time)
+        U, s = left_factor(G, live_rows, kept_columns, check_time, row_factors)
         shown = len(s)
         beyond = _beyond_basis(view, live_rows)  # (m,)
         if view.rounds is None:
@@ -404,7 +537,7 @@ def factorise(view: LayerUpdate, check_time: CheckTime = go_on) -> Factors:
             s = with_unseen(s, float(beyond.square().sum()), min(m, n))
         if view.relu == "before" and b is not None and b >= view.outputs - 1:
             b = None  # an output layer's gradients sum to zero over classes, as for a larger batch
-        if b is None and _fills_the_inputs(view, U, live_rows, n):
+        if b is None and row_factors is None and _fills_the_inputs(view, U, live_rows, n):
             b = n
         rank = b if b is not None else rank_without_gap(s, eps)
         outside = (U[:, rank:] * s[rank:shown]).norm(dim=1).hypot(beyond)
@@ -428,6 +561,7 @@ def factorise(view: LayerUpdate, check_time: CheckTime = go_on) -> Factors:
         live_columns,
         row_noise,
         check_time=check_time,
+        row_factors=row_factors,
     )
     return factors if b is not None or not rank else factors._part(left, s[: rank + 1])
 

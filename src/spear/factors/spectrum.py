@@ -52,22 +52,26 @@ class Rounding(NamedTuple):
 NO_ROUNDING = Rounding(0.0, 0.0)
 
 
-def rounding_of(view: LayerUpdate) -> Rounding:
+def rounding_of(view: LayerUpdate, row_factors: Tensor | None = None) -> Rounding:
     """The rounding of a gradient's entries, and of the weights it is the difference of.
 
     An entry has an error of ulp^2 / 12 in the mean square: ulp(G) as it was sent and, if weights were
     subtracted, ulp(W) over the learning rate, wherever anything changed. The largest singular value of
     independent errors is at most the length of the loudest row plus that of the loudest column, and
-    little less (Bandeira and van Handel, 2016). The client's own sums add more.
+    little less (Bandeira and van Handel, 2016). The client's own sums add more. Rows may have been
+    multiplied by factors (m,) since.
     """
     G, W, rate = view.weight_grad.detach(), view.weight.detach(), view.protocol.rate
     own, before = torch.finfo(G.dtype).eps, torch.finfo(W.dtype).eps / rate * view.trained
     columns, loudest, energy = 0.0 * double(G[0]), 0.0, 0.0
     step = max(1, _ENTRIES_AT_ONCE // G.shape[1])
-    for gradient, weight in zip(torch.split(G, step), torch.split(W, step), strict=True):
+    factors = torch.ones_like(double(G[:, 0])) if row_factors is None else row_factors
+    parts = (torch.split(each, step) for each in (G, W, factors))
+    for gradient, weight, factor in zip(*parts, strict=True):
         errors = (own * double(gradient)).square_()  # (rows, n)
         if before:
             errors += (before * double(weight)).square_() * (errors > 0)
+        errors *= factor.square()[:, None]
         rows = errors.sum(1)
         columns += errors.sum(0)
         loudest, energy = max(loudest, float(rows.max())), energy + float(rows.sum())

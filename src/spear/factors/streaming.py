@@ -165,22 +165,30 @@ def with_unseen(s: Tensor, energy: float, count: int) -> Tensor:
 
 
 def left_factor(
-    G: Tensor, live_rows: Tensor, live_columns: Tensor, check_time: CheckTime = go_on
+    G: Tensor,
+    live_rows: Tensor,
+    live_columns: Tensor,
+    check_time: CheckTime = go_on,
+    row_factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """U (m, r) and S (r,) of the live part (m, n), r = min(m, n), by QR of blocks (TSQR).
 
     That never squares the condition number, and only a triangle of the smaller dimension is kept from
     block to block. Empty rows and columns are left out: the exact zeros that they would add to S look
-    like the end of a spectrum, far below the rounding of an update.
+    like the end of a spectrum, far below the rounding of an update. Rows are multiplied by their
+    factors (m,), if there are any.
     """
     m, n = int(live_rows.sum()), int(live_columns.sum())
     if not m:
         return G.new_zeros(0, 0, dtype=torch.float64), G.new_zeros(0, dtype=torch.float64)
     began = monotonic()
+    scale = torch.ones_like(G[:, :1], dtype=torch.float64)  # (m, 1)
+    if row_factors is not None:
+        scale = row_factors[:, None]
     if m <= n:
         width = max(m, _BLOCK // m)
         blocks = (
-            block[live_rows][:, live_columns[columns]]
+            (block * scale)[live_rows][:, live_columns[columns]]
             for columns, block in column_blocks(G, width, check_time)
         )
         triangle = _triangle(blocks, m, width)
@@ -188,15 +196,20 @@ def left_factor(
         U, s, _ = torch.linalg.svd(triangle.T, full_matrices=False)
         return U, s
     width = max(n, _BLOCK // n)
-    everything = (double(rows[:, live_columns]).T for rows in torch.split(G, width))
+    everything = (rows.T for rows in _scaled_rows(G[:, live_columns], scale, width))
     triangle = _triangle(everything, n, width)
     check_time(_SVD_BLOCKS * (monotonic() - began) / math.ceil(len(G) / width))
     _, s, Vt = torch.linalg.svd(triangle, full_matrices=False)
     step = max(1, _BLOCK // n)
-    left = torch.cat([double(rows[:, live_columns]) @ Vt.T for rows in torch.split(G, step)])[
-        live_rows
-    ]
+    rows = _scaled_rows(G[:, live_columns], scale, step)
+    left = torch.cat([some @ Vt.T for some in rows])[live_rows]
     return torch.linalg.qr(left).Q, s  # G V, sorted from loud to quiet: orthonormalised, it is U
+
+
+def _scaled_rows(G: Tensor, scale: Tensor, step: int) -> Iterator[Tensor]:
+    """Rows of G (m, n) times their factors (m, 1), in float64, so many at a time."""
+    for rows, factors in zip(torch.split(G, step), torch.split(scale, step), strict=True):
+        yield double(rows) * factors
 
 
 def _triangle(blocks: Iterator[Tensor], m: int, width: int | None = None) -> Tensor:

@@ -182,9 +182,14 @@ def rows_that_tell(found: Recovered) -> int:
     """Rows of a sample whose sign could contradict it.
 
     The signs of one neuron in several rounds are mostly the same, so neurons count, not rows. With
-    dropout only rows that are on say something: the sample with the fewest decides.
+    dropout only rows that are on say something, and a faint sample's sign says nothing in rows in which
+    it would not show: the sample with the fewest decides.
     """
-    rows, rounds = found.selection.directions.side.basis.shape[0], found.view.rounds
+    directions, rounds = found.selection.directions, found.view.rounds
+    rows = directions.side.basis.shape[0]
+    hidden = directions.side.hidden(directions.vectors, directions.zeros)
+    if hidden is not None:
+        rows = int((~hidden).sum(0).min())
     if rounds is not None:
         rows = rounds.live_neurons(found.factors.live_rows)
     if found.view.dropout:

@@ -37,7 +37,15 @@ from spear.judge.losses import (
     usual_loss,
 )
 from spear.judge.relu_boundary import MOST_FLIPS, smallest_steps
-from spear.tolerances import LATER_NOISE, LATER_NOISE_LIMIT, MARGIN, REPLAY_LIMIT, ROUNDINGS
+from spear.tolerances import (
+    LATER_NOISE,
+    LATER_NOISE_LIMIT,
+    MARGIN,
+    REPLAY_LIMIT,
+    ROUNDINGS,
+    UNDECIDED,
+    ZERO_DEVIATIONS,
+)
 
 T = TypeVar("T")
 
@@ -177,7 +185,10 @@ class Fit:
 
         What stays in the span only changes weights or mixes samples, which shows elsewhere.
         """
-        turned, left = self.turned(steps), self.replay.factors.left
+        turned, factors = self.turned(steps), self.replay.factors
+        left = factors.left
+        if factors.row_factors is not None:
+            turned = turned * factors.row_factors
         rate: Tensor = (turned - (turned @ left) @ left.T).norm(dim=1)
         return rate
 
@@ -191,7 +202,7 @@ class Fit:
         h = _DIFFERENCE_STEP * replay.Z.norm(dim=1) / steps.norm(dim=1).clamp_min(1e-300)
         there = replay.single_gradients(replay.Z + h[:, None] * steps, self.labels)
         here = self.single_gradients
-        weight = (here * replay.D).sum(1) / here.square().sum(1)
+        weight = weight_along(here, replay.D)
         turned: Tensor = (there - here) / h[:, None] * weight[:, None].abs()
         return turned
 
@@ -221,8 +232,7 @@ class Fit:
         """`weights` (b,) with inputs this much larger (b,)."""
         if self.labels is None:
             return None
-        s, D = self._gradient_at(scale), self.replay.D / scale[:, None]
-        return (s * D).sum(1) / s.square().sum(1)
+        return weight_along(self._gradient_at(scale), self.replay.D / scale[:, None])
 
     def _gradient_at(self, scale: Tensor) -> Tensor:
         """dL/dz (b, m), up to a common factor, with inputs this much larger (b,)."""
@@ -270,7 +280,7 @@ class Fit:
             weighed: Tensor = (replay.run(Z) * slopes).sum(1)
             return weighed
         single = replay.single_gradients(Z, self.labels)
-        factor = (single * D).sum(1) / single.square().sum(1)
+        factor = weight_along(single, D)
         return factor * replay.single_losses(replay.run(Z), self.labels)
 
     def _total(self, Z: Tensor, D: Tensor) -> Tensor:
@@ -301,14 +311,16 @@ class Replay:
             farthest = torch.maximum(self.Z.abs().amax(), self.bias.abs().amax())
             dropped = ~found.kept[some][:, rows]
             self.Z = torch.where(dropped, self.bias - _FAR_OFF * farthest, self.Z)
-        D = (factors.L[rows] @ selection.Q[:, some]).T  # (b, m)
+        D = factors.output_gradients(selection.Q[:, some])[rows].T  # (b, m)
         self.D = D / part.factor
         # Frozen or masked neurons have no gradient, whatever the samples do.
         self.sent = None if selection.frozen is None else ~selection.frozen[rows]
-        noise = factors.noise * selection.Q[:, some].norm(dim=0) * D.shape[1] ** 0.5 / D.norm(dim=1)
+        noise = factors.client_noise * selection.Q[:, some].norm(dim=0) * D.shape[1] ** 0.5
+        noise = noise / D.norm(dim=1)
         relative_error = relative_error[some]
         self.unscaled = selection.unscaled is not None
         self.rounding = ROUNDINGS * part.eps
+        self.sample_error = relative_error
         self.sample_tolerance = MARGIN * (noise + relative_error)  # (b,)
         self.relative_error = relative_error.clamp_min(part.eps)
         self.loss = usual_loss if loss is None else loss
@@ -324,6 +336,25 @@ class Replay:
             if isinstance(two, Tensor):
                 raise
             self._read_outputs(network, two, whole=False)
+        if factors.row_factors is not None:
+            self._leave_out_drowned(selection.Q[:, some], factors.row_factors[rows])
+
+    def _leave_out_drowned(self, Q: Tensor, row_factors: Tensor) -> None:
+        """Make entries of D unknown (NaN) that louder samples drown, as far as others are enough.
+
+        A faint sample's entries in rows of loud ones are rounding of these, and compared with the rest
+        of its column they would hide it. They are known if their noise is no more than what a replay
+        allows for the client's own rounding.
+        """
+        noise = self.factors.noise * Q.norm(dim=0)[:, None] / row_factors  # (b, m)
+        shows = self.D.abs() > UNDECIDED * ZERO_DEVIATIONS * noise
+        usual = self.D.abs().masked_fill(~shows, torch.nan).nanmedian(1, keepdim=True).values
+        known = noise <= self.rounding * usual  # nowhere if nothing shows
+        enough = (known & shows).sum(1) >= _NEURONS_PER_OUTPUT * self.outputs  # (b,)
+        known |= ~enough[:, None]
+        self.D = torch.where(known, self.D, torch.nan)
+        left = noise.masked_fill(~known, 0.0).norm(dim=1) / self.D.nan_to_num(0.0).norm(dim=1)
+        self.sample_tolerance = MARGIN * (left + self.sample_error)
 
     @staticmethod
     def prepare(
@@ -449,6 +480,8 @@ class Replay:
     def at_outputs(self, Z: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients at the outputs (k, outputs), and how far J^T of them is from D, relative (k,)."""
         J = self.jacobians(Z).transpose(1, 2)  # (k, m, outputs)
+        J, D = in_known_rows(J.mT, D[:, None])
+        J, D = J.mT, D[:, 0]
         # By QR, with scaled columns: a vanishing column of J takes nothing.
         lengths = J.norm(dim=1, keepdim=True).clamp_min(1e-300)
         Q, R = torch.linalg.qr(J / lengths)
@@ -499,7 +532,7 @@ class Replay:
 
     def with_free_targets(self, kind: LossKind, told: bool) -> Fit | None:
         """How a loss with any gradient at the outputs explains them; None where that says nothing."""
-        if _NEURONS_PER_OUTPUT * self.outputs > int((self.D != 0).any(0).sum()):
+        if _NEURONS_PER_OUTPUT * self.outputs > int((self.D.nan_to_num(0.0) != 0).any(0).sum()):
             return None
         slopes, off = self.at_outputs(self.Z, self.D)
         matched = off <= self.free_target_tolerance
@@ -709,6 +742,7 @@ class Replay:
         d = J^T (dL/doutput) up to scale, so J d = J J^T (dL/doutput), which is closest to it. J d is
         how outputs move with a small step along d.
         """
+        D = D.nan_to_num(0.0)
         with torch.no_grad():
             outputs = self._outputs_here() if Z is self.Z else self.run(Z)
             h = _DIFFERENCE_STEP * Z.norm(dim=1) / D.norm(dim=1).clamp_min(1e-300)
@@ -772,7 +806,7 @@ class Replay:
     def single_weights(self, labels: Tensor) -> Tensor:
         """What each sample's gradient was multiplied by (b,): 1/b for a mean, or less by clipping."""
         s = self.single_gradients(self.Z, labels)
-        return (s * self.D).sum(1) / s.square().sum(1)
+        return weight_along(s, self.D)
 
     def joint_weights(self, Z: Tensor, D: Tensor, labels: Tensor) -> Tensor:
         """The same (b,) in units of what the loss of all samples as one batch gives each.
@@ -780,8 +814,7 @@ class Replay:
         All ones: the batch holds these samples and no others. Class weights are divided out.
         """
         s = self.gradient(Z, labels)
-        weights: Tensor = (s * D).sum(1) / s.square().sum(1)
-        return weights
+        return weight_along(s, D)
 
     def single_gradients(self, Z: Tensor, labels: Tensor) -> Tensor:
         """dL/dz (b, m) of every sample, each in a batch of its own."""
@@ -827,7 +860,8 @@ class Replay:
 
     def _unexplained(self, parameter: Tensor, size: float) -> float:
         """What noise, and the rounding of subtracted weights, add to a gradient's error."""
-        noise = LATER_NOISE * self.factors.noise / self.part.factor * math.sqrt(parameter.numel())
+        noise = LATER_NOISE * self.factors.client_noise / self.part.factor
+        noise = noise * math.sqrt(parameter.numel())
         noise = min(noise, LATER_NOISE_LIMIT * size)
         if self.part.round is not None:
             return noise + self.part.rounding * float(parameter.detach().norm())
@@ -838,8 +872,24 @@ class Replay:
         return noise + eps * float(parameter.detach().norm()) / view.protocol.rate
 
 
+def in_known_rows(s: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients s (..., m) and D (..., m) without the entries in which D is not known (NaN)."""
+    unknown = D.isnan()
+    if not bool(unknown.any()):
+        return s, D
+    return torch.where(unknown, 0.0, s), torch.where(unknown, 0.0, D)
+
+
+def weight_along(s: Tensor, D: Tensor) -> Tensor:
+    """What gradients s (..., m) are multiplied by in D (..., m), by least squares."""
+    s, D = in_known_rows(s, D)
+    weight: Tensor = (s * D).sum(-1) / s.square().sum(-1)
+    return weight
+
+
 def relative_distance(s: Tensor, D: Tensor) -> Tensor:
     """How far D (..., m) is from gradients s (..., m), up to one positive factor, relative to it."""
+    s, D = in_known_rows(s, D)
     along = (s * D).sum(-1).clamp_min(0) / s.square().sum(-1)
     distance: Tensor = (D - along[..., None] * s).norm(dim=-1) / D.norm(dim=-1)
     return distance.nan_to_num(torch.inf)

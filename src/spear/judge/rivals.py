@@ -194,7 +194,8 @@ def _no_louder(found: Recovered, pinned: Tensor) -> Tensor:
     """
     if not bool(pinned.any()):
         return pinned
-    d = (found.factors.L @ found.selection.Q).norm(dim=0)  # (b,): of the bias gradient
+    D = found.factors.output_gradients(found.selection.Q)
+    d = D.norm(dim=0)  # (b,): of the bias gradient
     whole = d * found.selection.C.norm(dim=1)
     no_louder: Tensor = (d <= d[pinned].max()) & (whole <= whole[pinned].max())
     return no_louder

@@ -116,6 +116,9 @@ class _Matching:
         values = (pool.side.basis @ pool.vectors).abs()
         self.off = torch.ones(len(live), count, dtype=torch.bool, device=live.device)
         self.off[live] = pool.zeros  # (m, c) dL/dZ = 0, in silent neurons for every direction
+        hidden = pool.side.hidden(pool.vectors, pool.zeros)
+        if hidden is not None:
+            self.off[live] &= ~hidden  # it may be on, and drowned in louder samples
         self.on = torch.zeros_like(self.off)
         # Rounding adds up over millions of inputs, so a direction's own zeros set the level.
         level = torch.where(pool.zeros, values, pool.side.zero).amax(0)
@@ -391,7 +394,7 @@ def approximate_inputs(factors: Factors, pool: Directions, watch: Watch | None =
     white = unit((pool.vectors * pool.side.scales[:, None]).T)
     strict = not (factors.noisy or factors.view.dropout)
     agrees = SIGN_AGREEMENT if strict else PATTERN_AGREES_NOISY
-    off = certain_zeros(pool.side, pool.zeros.T)
+    off = certain_zeros(pool.side, pool.zeros.T, white)
     _, c = consistent_samples(dual_problem(factors), white, off, agrees, watch)
     if not factors.view.has_bias:
         return c[:0]  # neither scale nor sign is known

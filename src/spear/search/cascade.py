@@ -190,7 +190,7 @@ class CascadeFinder:
                 repaired = pool.add(directions_from_signs(factors, pool.snapshot()))
             if repaired:
                 yield pool.snapshot()
-        elif factors.view.rounds is not None and factors.view.has_bias and not watch.expired:
+        elif factors.outputs.uneven and factors.view.has_bias and not watch.expired:
             with watch.stage("repair"):
                 solved_anew = without_contradictions(factors, pool.snapshot())
             if solved_anew is not None:
@@ -381,8 +381,9 @@ class _MessageRounds:
         c in wide layers, from signs.
         """
         whole = self.whole
-        if not self.narrow or self.layer is None:
-            return consistent_samples(whole, q, off, watch=watch)
+        if not self.narrow or self.layer is None or self.factors.row_factors is not None:
+            sure = certain_zeros(self.factors.outputs, off, q)
+            return consistent_samples(whole, q, sure, watch=watch)
         c, fits = self._read or (q[:0], off[:0, 0])
         read = self.layer.read(whole, off[len(c) :], watch.deadline)
         self._read = torch.cat([c, read[0]]), torch.cat([fits, read[1]])
@@ -465,11 +466,12 @@ def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:
 
 
 def without_contradictions(factors: Factors, pool: Directions) -> Directions | None:
-    """The b directions of several rounds, those solved anew whose zeros contradict their signs.
+    """The b directions, those solved anew whose zeros contradict their signs.
 
-    A row that is no zero turns a direction that few rows hold, and hides zeros that are. It spoils
-    the inputs of all others by a little. Its own input rests on the others' directions, so its signs
-    are right and say which rows are off. None if nothing was gained.
+    Over rounds, and beside far fainter samples, few rows may hold a direction. A row that is no zero
+    turns it then, and hides zeros that are. It spoils the inputs of all others by a little. Its own
+    input rests on the others' directions, so its signs are right and say which rows are off. None if
+    nothing was gained.
     """
     chosen, gained = _all_samples(pool), False
     if chosen is None:
@@ -542,10 +544,13 @@ def accepted(
     """
     determined = found.redundancy > 0
     explained = torch.ones_like(determined) if levels is None else levels.fits(found)
-    q = residual.c_basis.T @ (found.vectors * found.side.scales[:, None])
-    off = certain_zeros(found.side, found.zeros.T)
+    white = found.vectors * found.side.scales[:, None]
+    q = residual.c_basis.T @ white
+    off = certain_zeros(found.side, found.zeros.T, unit(white.T))
     z = SignRegression(residual, q.dtype, ridge=SHARP_RIDGE).read(q, 1 - off.T.to(q))
-    plain = ((z > 0) == (off.T < 0.5)).double().mean(0) >= _PLAIN_AGREEMENT
+    sure = (1 - 2 * off.T.to(q)).abs()  # (rows, c)
+    right = sure * ((z > 0) == (off.T < 0.5))
+    plain = right.sum(0) >= _PLAIN_AGREEMENT * sure.sum(0)
     doubted = doubtful | (found.redundancy < 2) | ~plain
     ask = (determined & doubted) | (residual.missing <= _FEW_MISSING)
     if watch is not None and watch.expired:
@@ -597,7 +602,7 @@ def _forget_mixes(
     unknown = whole.missing - len(pool) + int(suspect.sum())
     if bool(suspect.any()) and 0 <= ROWS_PER_SAMPLE * unknown <= blocks.neurons:
         q, off = pool.overdetermined()
-        share = read_samples(whole, q, certain_zeros(pool.side, off), watch)[1]
+        share = read_samples(whole, q, certain_zeros(pool.side, off, q), watch)[1]
         suspect = suspect & (share < whole.least_agreement)
     pool.forget(suspect)
 
@@ -657,7 +662,7 @@ def _missing(  # noqa: PLR0917
     if len(q) > whole.missing:
         chosen = sparsest_independent(q.T, off.sum(1).double())
         q, off = q[chosen], off[chosen]
-    return deflate(whole, q, read_samples(whole, q, certain_zeros(pool.side, off), watch)[0])
+    return deflate(whole, q, read_samples(whole, q, certain_zeros(pool.side, off, q), watch)[0])
 
 
 def _stuck(missing: int, b: int, watch: Watch) -> str:
@@ -671,7 +676,7 @@ def _stuck(missing: int, b: int, watch: Watch) -> str:
 def _span_cluster(pool: CandidatePool, whole: DualProblem, watch: Watch) -> bool:
     """Are the missing samples nearly the same? Then what they span completes the pool."""
     q, off = pool.overdetermined(spare=1)
-    q, c = consistent_samples(whole, q, certain_zeros(pool.side, off), watch=watch)
+    q, c = consistent_samples(whole, q, certain_zeros(pool.side, off, q), watch=watch)
     span = cluster(pool.side, balance(deflate(whole, q, c)), watch.deadline)
     if not len(span) or not pool.add_spanning(equally_weighted(q, span, whole.h)):
         return False

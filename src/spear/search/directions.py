@@ -45,8 +45,13 @@ class Directions:
 
     @property
     def sparsity(self) -> Tensor:
-        """Share of zeros in each direction, counting silent rows as the paper does."""
-        return (self.zeros.sum(0) + self.side.empty_rows) / self.side.size  # (c,)
+        """Share of zeros in each direction, counting silent rows as the paper does.
+
+        Rows in which it would not show do not count: of mixes of the faintest samples these are most.
+        """
+        hidden = self.side.hidden(self.vectors, self.zeros)
+        zeros = self.zeros if hidden is None else self.zeros & ~hidden
+        return (zeros.sum(0) + self.side.empty_rows) / self.side.size  # (c,)
 
 
 class Finder(Protocol):

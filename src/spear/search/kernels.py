@@ -39,8 +39,17 @@ def round_to_kernel(side: Side, candidate: Tensor) -> tuple[Tensor, Tensor] | No
     Overdetermined, so far more precise than the submatrix behind the candidate. Returns the unit
     direction (b,) and its zero rows (rows,), or None if the candidate has no such kernel.
     """
-    q = unit(candidate)
-    zeros = (side.basis @ q).abs() <= zero_margin(side) * side.zero
+    values = (side.basis @ unit(candidate)).abs()
+    found = _rounded(side, values <= zero_margin(side) * side.zero)
+    if (
+        found is None and side.row_factors is not None
+    ):  # a faint sample is small where others are loud
+        found = _rounded(side, values <= side.zero)
+    return found
+
+
+def _rounded(side: Side, zeros: Tensor) -> tuple[Tensor, Tensor] | None:
+    """`round_to_kernel` from the rows (rows,) that may be zeros."""
     best, best_level = None, UNDECIDED * side.zero  # rounding is uneven: up to this much is seen
     for _ in range(_PASSES):
         kernel = _kernel(side, zeros)
@@ -54,7 +63,7 @@ def round_to_kernel(side: Side, candidate: Tensor) -> tuple[Tensor, Tensor] | No
         if level > best_level:
             return best
         best, best_level = (q, zeros), level
-        if side.round_of_row is not None:
+        if side.uneven:
             likely = _likely_zeros(side, q, zeros, values)
             if not torch.equal(likely, zeros):
                 zeros = likely
@@ -87,7 +96,7 @@ def round_all(side: Side, candidates: Tensor, deadline: Deadline = NEVER) -> lis
     """
     results: list[Rounded | None] = [None] * len(candidates)
     one_by_one = list(range(len(candidates)))
-    if side.round_of_row is None and not side.noisy and len(candidates):
+    if not (side.uneven or side.noisy) and len(candidates):
         found = _round_together(side, candidates.T, deadline)
         one_by_one = found.unclear.nonzero().flatten().tolist()
         for j in (found.known & ~found.unclear).nonzero().flatten().tolist():
@@ -351,11 +360,16 @@ def zero_margin(side: Side) -> float:
     return _MARGIN_NOISY if side.noisy else _MARGIN
 
 
-def certain_zeros(side: Side, zeros: Tensor) -> Tensor:
-    """Zeros (k, rows) as what they say of signs: a half in rounds that a sample took no part in.
+def certain_zeros(side: Side, zeros: Tensor, white: Tensor) -> Tensor:
+    """Zeros (k, rows) of white directions (k, b) as what they say of signs: a half where nothing.
 
-    There it has no gradient, whichever neurons it would switch on.
+    In rounds that a sample took no part in it has no gradient, whichever neurons it would switch on;
+    and in rows of far louder samples it drowns.
     """
+    if side.row_factors is not None:
+        hidden = side.hidden(unit(white / side.scales).T, zeros.T)
+        assert hidden is not None
+        return torch.where(hidden.T, 0.5, zeros.to(side.basis)) if bool(hidden.any()) else zeros
     if side.round_of_row is None:
         return zeros
     sure = zeros.to(side.basis)
@@ -395,7 +409,8 @@ def redundancy(side: Side, direction: Tensor, zeros: Tensor) -> int:
 
     Without a row a, the direction x that it held has the size sqrt(P_aa (1 - P_aa)) / |x| in the other
     zero rows, where P projects onto the span of all of them. Over rounds, where the rows of a neuron
-    differ by little, that may be a small share of the row and still far above the noise.
+    differ by little, and beside far fainter samples, which a row or two of their own hold, that may be
+    a small share of the row and still far above the noise.
     """
     A = side.white[zeros]  # (zeros, b)
     inverse = _inverse_gram(side, direction[None], zeros[None])[0]
@@ -406,7 +421,7 @@ def redundancy(side: Side, direction: Tensor, zeros: Tensor) -> int:
     # P_ij^2 <= (1 - rest_i)(1 - rest_j), so two rows with half of each left leave enough of each other.
     heavy = (rest < 0.5 + _LEVERAGE_SLACK).nonzero().flatten()
     held_by = lifted / side.scales  # (zeros, b): x of every row, as a unit of noise has it
-    own, noise = rest[heavy], side.free if side.round_of_row is not None else torch.inf
+    own, noise = rest[heavy], side.free if side.uneven else torch.inf
     length = held_by.square().sum(1)
     held = (own > _LEVERAGE_SLACK) | (own * (1 - own) > noise**2 * length[heavy])
     if not bool(held.all()):

@@ -79,6 +79,8 @@ class NextLayer:
             return None
         weight = view.next_weight
         back = None if weight is None else weight.to(A)[:, live].T @ A[:, :b]
+        if back is not None and factors.row_factors is not None:
+            back = back * factors.row_factors[live, None]
         one = torch.eye(b, dtype=s.dtype, device=s.device)
         return NextLayer(Bt[:b].T.contiguous(), s[:b], back, one)
 

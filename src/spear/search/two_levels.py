@@ -77,7 +77,10 @@ class TwoLevels:
             return None
         if view.next_weight is None or len(view.next_weight) * _LEAST_ROWS > len(whole.U):
             return None
-        weight = view.next_weight.to(whole.U)[:, factors.live_rows]
+        weight = view.next_weight.to(whole.U)
+        if factors.row_factors is not None:
+            weight = weight * factors.row_factors
+        weight = weight[:, factors.live_rows]
         size = weight.square().mean().sqrt()
         return TwoLevels(whole.U, whole.U @ balance(whole).q_basis, weight / size)
 
