@@ -6,11 +6,13 @@ from spear.report.finding import Finding, ImageFormat, Truth
 from spear.report.from_files import invert_files
 from spear.report.report import SEVERITY, Cell, Drawing, Level, Remark, Report, Table
 from spear.report.saving import save_inputs
+from spear.report.threat import OWASP, ThreatModel
 from spear.report.truth import compare, read_batch
 from spear.report.words import ASSUMPTIONS
 
 __all__ = [
     "ASSUMPTIONS",
+    "OWASP",
     "SCHEMA",
     "SEVERITY",
     "Cell",
@@ -21,6 +23,7 @@ __all__ = [
     "Remark",
     "Report",
     "Table",
+    "ThreatModel",
     "Truth",
     "compare",
     "invert_files",
