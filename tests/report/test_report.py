@@ -23,6 +23,7 @@ from spear.federated import fedsgd, mlp
 from spear.inversion import Outcome
 from spear.judge import Cause, Proof
 from spear.report import (
+    Case,
     Drawing,
     Finding,
     ImageFormat,
@@ -134,6 +135,9 @@ def any_report(draw):
         draw(st.dictionaries(text, text, max_size=2)),
         draw(text),
         draw(st.none() | finite),
+        cases=tuple(
+            draw(st.lists(st.builds(Case, text, st.sampled_from(Outcome), text), max_size=2))
+        ),
     )
 
 
@@ -193,13 +197,13 @@ def test_any_report_loads_back_redacted_or_not_and_has_a_page(report, tmp_path, 
 
 def test_the_schema_names_the_fields_of_the_classes(validator):
     parts = validator.schema["$defs"]
-    for kind in (Report, Finding, Truth, ImageFormat, Remark, Table, Drawing, ThreatModel):
+    for kind in (Report, Case, Finding, Truth, ImageFormat, Remark, Table, Drawing, ThreatModel):
         own = {ImageFormat: "look", ThreatModel: "threat"}
         part = parts[own.get(kind, kind.__name__.lower())]
         names = {name_in_json(field) for field in dataclasses.fields(kind)}
         extra = {Report: {"schema", "outcome"}, Finding: {"threat"}}.get(kind, set())
         assert set(part["properties"]) == names | extra
-        later = {"details", "rounds", "sees", "told"}  # which earlier reports have not
+        later = {"details", "rounds", "sees", "told", "cases"}  # which earlier reports have not
         assert names - set(part["required"]) <= later
 
 
