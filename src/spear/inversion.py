@@ -149,6 +149,19 @@ class Inversion:
             (made.save if Path(path).suffix == ".json" else made.save_page)(path)
         return made
 
+    def log(
+        self,
+        log_metrics: Callable[..., object],
+        *,
+        log_tags: Callable[[dict[str, str]], object] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Hand the verdict to a tracker, such as `result.log(mlflow.log_metrics, step=round)`.
+
+        Nothing recovered is in it; `spear.Report.log` says more.
+        """
+        self.report().log(log_metrics, log_tags=log_tags, step=step)
+
     def _repr_html_(self) -> str:
         return self.report()._repr_html_()
 

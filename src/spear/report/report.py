@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -236,6 +236,32 @@ class Report:
         from spear.report.sarif import sarif
 
         write_private(Path(path), sarif(self).encode())
+
+    def log(
+        self,
+        log_metrics: Callable[..., object],
+        *,
+        log_tags: Callable[[dict[str, str]], object] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Hand the verdict to a tracker; nothing recovered is in it.
+
+        Args:
+            log_metrics: called with numbers by name, and with `step=` if it is given:
+                `mlflow.log_metrics`, `wandb.log`, or any function of yours.
+            log_tags: called with words by name: `mlflow.set_tags`.
+            step: the round of training.
+
+        >>> kept = {}
+        >>> Report("check", "Is net exposed?", "Not attacked.").log(kept.update)
+        >>> kept["spear/verdicts"]
+        0.0
+        """
+        from spear.report.tracking import metrics, tags
+
+        log_metrics(metrics(self), **({} if step is None else {"step": step}))
+        if log_tags is not None:
+            log_tags(dict(tags(self)))
 
     def page(self) -> str:
         """One self-contained HTML page."""
