@@ -105,7 +105,7 @@ ManyClients = Annotated[str | None, _many("clients")]
 
 FAIL_ON = ("exact", "partial", "approximate", "inconclusive")  # the worst first
 Junit = Annotated[Path | None, option(WRITE, "The verdicts as JUnit XML, without data.")]
-Sarif = Annotated[Path | None, option(WRITE, "The verdicts as SARIF 2.1.0, without data.")]
+Sarif = Annotated[Path | None, option(WRITE, "What leaks, or may, as SARIF 2.1.0, without data.")]
 FailOn = Annotated[
     str | None,
     option(

@@ -231,7 +231,7 @@ class Report:
         write_private(Path(path), junit(self, fail_on).encode())
 
     def save_sarif(self, path: str | Path) -> None:
-        """Write the verdicts as SARIF 2.1.0, one result each; nothing recovered is in it."""
+        """Write what leaks, or may, as SARIF 2.1.0, one result each; nothing recovered is in it."""
         from spear.files import write_private
         from spear.report.sarif import sarif
 

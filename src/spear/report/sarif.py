@@ -1,6 +1,7 @@
-"""A report as SARIF 2.1.0, for code scanning: one result for each verdict, nothing recovered in it.
+"""A report as SARIF 2.1.0, for code scanning: a result for each update that leaks or may, without data.
 
-"Nothing recovered" is a result of kind pass, "cannot tell" of kind open; all others are of kind fail.
+"Cannot tell" is a result of kind open, all others are of kind fail. Verdicts of "nothing recovered" are
+named in the run's properties: GitHub shows a result of kind pass as an alert.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from urllib.parse import quote
 
 from spear.inversion import Outcome
 from spear.report.cases import Entry, entries, printable
-from spear.report.report import SEVERITY, Report
+from spear.report.report import Report
 from spear.report.threat import OWASP, OWASP_NAME
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -24,35 +25,34 @@ _RULES = {
     Outcome.PARTIAL: ("UpdateDisclosesSomeSamples", "error", "8.0"),
     Outcome.APPROXIMATE: ("UpdateDisclosesApproximations", "warning", "6.0"),
     Outcome.INCONCLUSIVE: ("DisclosureUnknown", "warning", "4.0"),
-    Outcome.FAILED: ("NothingRecovered", "note", "0.0"),
 }
 _DESCRIPTIONS = {
     Outcome.EXACT: "Every sample behind the update was recovered exactly.",
     Outcome.PARTIAL: "Some of the samples behind the update were recovered exactly.",
     Outcome.APPROXIMATE: "Samples behind the update were recovered, approximately or without proof.",
     Outcome.INCONCLUSIVE: "It cannot be told what the update gives away.",
-    Outcome.FAILED: "This attack recovered nothing from the update, which is no guarantee.",
 }
-_HELP = {
-    Outcome.INCONCLUSIVE: "Do what the reason says, and audit the update again.",
-    Outcome.FAILED: "Nothing to do for this attack; another, or more rounds, may do better.",
-}
+_AGAIN = "Do what the reason says, and audit the update again."
 _MITIGATE = (
     "Whoever receives the update can read the client's data. Larger batches, secure aggregation or "
     "noise on the client's side reduce it: spear audit measures which suffices, and what it costs."
 )
-_KINDS = {Outcome.INCONCLUSIVE: "open", Outcome.FAILED: "pass"}
 
 
 def sarif(report: Report) -> str:
     """The report as the text of a SARIF file."""
+    found = list(entries(report))
     run = {
         "tool": {"driver": _driver(report)},
         "taxonomies": [_taxonomy()],
         "automationDetails": {"id": f"spear/{quote(printable(report.kind), safe='')}/"},
         "invocations": [{"executionSuccessful": True, **_ended(report)}],
-        "results": [_result(report, entry) for entry in entries(report)],
+        "results": [_result(report, entry) for entry in found if entry.outcome in _RULES],
         "columnKind": "unicodeCodePoints",
+        "properties": {
+            "outcome": report.worst and report.worst.value,
+            "nothingRecovered": [entry.name for entry in found if entry.outcome not in _RULES],
+        },
     }
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
@@ -73,7 +73,7 @@ def _driver(report: Report) -> dict[str, Any]:
         "fullName": "SPEAR: what a federated-learning update gives away",
         **({"version": version} if version else {}),
         "supportedTaxonomies": [{"name": _TAXONOMY, "index": 0}],
-        "rules": [_rule(outcome) for outcome in reversed(SEVERITY)],
+        "rules": [_rule(outcome) for outcome in _RULES],
     }
 
 
@@ -85,7 +85,7 @@ def _rule(outcome: Outcome) -> dict[str, Any]:
         "name": name,
         "shortDescription": {"text": _DESCRIPTIONS[outcome]},
         "fullDescription": {"text": _DESCRIPTIONS[outcome]},
-        "help": {"text": _HELP.get(outcome, _MITIGATE)},
+        "help": {"text": _AGAIN if outcome is Outcome.INCONCLUSIVE else _MITIGATE},
         "defaultConfiguration": {"level": level},
         "relationships": [{"target": taxon, "kinds": ["relevant"]}],
         "properties": {
@@ -111,13 +111,12 @@ def _ended(report: Report) -> dict[str, str]:
 
 
 def _result(report: Report, entry: Entry) -> dict[str, Any]:
-    kind = _KINDS.get(entry.outcome, "fail")
-    worst_first = SEVERITY[::-1]
+    kind = "open" if entry.outcome is Outcome.INCONCLUSIVE else "fail"
     uri = quote(entry.name, safe="")
     same = hashlib.sha256(f"{report.kind}\0{entry.name}".encode()).hexdigest()
     return {
         "ruleId": rule_id(entry.outcome),
-        "ruleIndex": worst_first.index(entry.outcome),
+        "ruleIndex": list(_RULES).index(entry.outcome),
         "kind": kind,
         "level": _RULES[entry.outcome][1] if kind == "fail" else "none",
         "message": {"text": entry.words.replace("\n", " ")},
