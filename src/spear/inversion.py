@@ -44,7 +44,7 @@ from spear.search import (
     TimeIsUp,
     Watch,
 )
-from spear.update import LayerUpdate, looks_like_adam
+from spear.update import UNKNOWN_PROTOCOL, LayerUpdate, Protocol, looks_like_adam
 
 if TYPE_CHECKING:
     from spear.report import Report
@@ -104,6 +104,8 @@ class Inversion:
     """Are these the client's data? Else they are inputs of an inner layer, computed from the data."""
     rounds: int = 1
     """Rounds of the same data that were used; those left out are named in `details`."""
+    protocol: Protocol = UNKNOWN_PROTOCOL
+    """How the update came to be, as it was told."""
 
     @property
     def explanation(self) -> str:
@@ -146,6 +148,19 @@ class Inversion:
         if path is not None:
             (made.save if Path(path).suffix == ".json" else made.save_page)(path)
         return made
+
+    def log(
+        self,
+        log_metrics: Callable[..., object],
+        *,
+        log_tags: Callable[[dict[str, str]], object] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Hand the verdict to a tracker, such as `result.log(mlflow.log_metrics, step=round)`.
+
+        Nothing recovered is in it; `spear.Report.log` says more.
+        """
+        self.report().log(log_metrics, log_tags=log_tags, step=step)
 
     def _repr_html_(self) -> str:
         return self.report()._repr_html_()
@@ -194,7 +209,9 @@ def invert(
     loss = _told_loss(view) if loss is None else loss
     watch = Watch(on_progress, max_seconds, parallel=ParallelMap(executor))
     result = _inverted(view, loss, search, generator, watch)
-    result = dataclasses.replace(result, layer=view.choice, reads_data=view.reads_data)
+    result = dataclasses.replace(
+        result, layer=view.choice, reads_data=view.reads_data, protocol=view.protocol
+    )
     if watch.parallel.failure:  # whatever the outcome: whoever runs the workers should know
         result = dataclasses.replace(result, details=(*result.details, watch.parallel.failure))
     if throw and result.outcome is not Outcome.EXACT:

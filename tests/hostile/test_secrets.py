@@ -29,6 +29,7 @@ ASKED = {  # of a tour: the files that its commands were told to write, or say t
     "r.html",
     "c.html",
     "s.json",
+    *(f"{name}.{kind}" for name in "as" for kind in ("xml", "sarif")),
     "new/a.html",
     "spear-demo/recovered.png",
     "spear-demo/report.html",

@@ -23,6 +23,7 @@ from spear.federated import fedsgd, mlp
 from spear.inversion import Outcome
 from spear.judge import Cause, Proof
 from spear.report import (
+    Case,
     Drawing,
     Finding,
     ImageFormat,
@@ -30,6 +31,7 @@ from spear.report import (
     Remark,
     Report,
     Table,
+    ThreatModel,
     Truth,
     compare,
     evidence,
@@ -133,6 +135,9 @@ def any_report(draw):
         draw(st.dictionaries(text, text, max_size=2)),
         draw(text),
         draw(st.none() | finite),
+        cases=tuple(
+            draw(st.lists(st.builds(Case, text, st.sampled_from(Outcome), text), max_size=2))
+        ),
     )
 
 
@@ -192,15 +197,14 @@ def test_any_report_loads_back_redacted_or_not_and_has_a_page(report, tmp_path, 
 
 def test_the_schema_names_the_fields_of_the_classes(validator):
     parts = validator.schema["$defs"]
-    for kind in (Report, Finding, Truth, ImageFormat, Remark, Table, Drawing):
-        part = parts["look" if kind is ImageFormat else kind.__name__.lower()]
+    for kind in (Report, Case, Finding, Truth, ImageFormat, Remark, Table, Drawing, ThreatModel):
+        own = {ImageFormat: "look", ThreatModel: "threat"}
+        part = parts[own.get(kind, kind.__name__.lower())]
         names = {name_in_json(field) for field in dataclasses.fields(kind)}
-        extra = {"schema", "outcome"} if kind is Report else set()
+        extra = {Report: {"schema", "outcome"}, Finding: {"threat"}}.get(kind, set())
         assert set(part["properties"]) == names | extra
-        assert names - set(part["required"]) <= {
-            "details",
-            "rounds",
-        }  # which earlier reports have not
+        later = {"details", "rounds", "sees", "told", "cases"}  # which earlier reports have not
+        assert names - set(part["required"]) <= later
 
 
 def put(*path, value):

@@ -58,7 +58,7 @@ def main():
         "demo": (0, ["demo", "-b", "4", "-m", "60", "--pixels", "16"]),
         "terminal": (20, ["invert", *update, *truth, "-v"]),
         "asked": (20, ["invert", *update, *truth, "--json", "a.json", "--report", "new/a.html",
-                       "--out", "samples"]),
+                       "--out", "samples", "--junit", "a.xml", "--sarif", "a.sarif"]),
         "redacted": (20, ["invert", *update, *truth, "--json", "r.json", "--report", "r.html",
                           "--redact"]),
         "damaged": (2, ["invert", *update[:3], given / "damaged.safetensors"]),
@@ -66,7 +66,8 @@ def main():
         "check": (None, ["check", "--model", f"{given / 'mynet.py'}:net", "--report", "c.html"]),
         "audit": (20, [*audit, "--out", "full"]),
         "audit, then redacted": (20, [*audit, "--out", "full", "--redact"]),
-        "audit redacted": (20, [*audit, "--out", "slim", "--redact", "--json", "s.json"]),
+        "audit redacted": (1, [*audit, "--out", "slim", "--redact", "--json", "s.json",
+                                "--junit", "s.xml", "--sarif", "s.sarif", "--fail-on", "exact"]),
         "theory": (0, ["theory"]),
         "drawn": (0, ["reproduce", "failure", "--results", "drawn"]),
     }  # fmt: skip

@@ -8,7 +8,8 @@ from enum import Enum
 from typing import Any
 
 from spear.check.model_structure import LayerView, ModelStructure
-from spear.report import Level, Remark, Report, Table
+from spear.inversion import Outcome
+from spear.report import Case, Level, Remark, Report, Table
 
 
 class Exposure(Enum):
@@ -18,6 +19,15 @@ class Exposure(Enum):
     PARTLY = "partly exposed"
     NOT_EXPOSED = "not exposed"
     UNKNOWN = "unknown"
+
+
+# How bad each is for the client, in the words of an attacked update.
+_OUTCOMES = {
+    Exposure.EXPOSED: Outcome.EXACT,
+    Exposure.PARTLY: Outcome.PARTIAL,
+    Exposure.UNKNOWN: Outcome.INCONCLUSIVE,
+    Exposure.NOT_EXPOSED: Outcome.FAILED,
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class Preflight:
             tables=(self.layers,),
             settings={**given, **(settings or {})},
             seconds=seconds,
+            cases=[Case(title, _OUTCOMES[self.verdict], self.headline)],
         )
 
 

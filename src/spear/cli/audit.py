@@ -47,12 +47,13 @@ Lists: the first value of each is the base, and one thing is varied at a time ar
 all combinations. Noise multiplier and epsilon need --clip.
 
 Exit codes: 0 nothing recovered at any setting, 10 something leaked, 20 a whole batch exact somewhere,
-2 bad input, 130 interrupted (the same command goes on)."""
+2 bad input, 130 interrupted (the same command goes on). With --fail-on: 1 if the verdict on any
+setting is that bad or worse, else 0."""
 
 
 _about, _cost, _run, _write = (
     partial(typer.Option, rich_help_panel=panel)
-    for panel in ("What is audited", "What training costs", "The run", "What to write")
+    for panel in ("What is audited", "What training costs", "The run", told.WRITE)
 )
 _varied = partial(typer.Option, rich_help_panel=told.VARIED)
 _DATA = (
@@ -109,6 +110,9 @@ def audit(
     report_file: Annotated[
         Path | None, _write("--report", help="The HTML; OUT/report.html.")
     ] = None,
+    junit: told.Junit = None,
+    sarif: told.Sarif = None,
+    fail_on: told.FailOn = None,
     redact: Annotated[bool, _write("--redact", help="Keep no recovered data.")] = False,
     again: Annotated[bool, _run("--again", help=_AGAIN)] = False,
     only_draw: Annotated[bool, _write("--only-draw", help="Run nothing.")] = False,
@@ -118,13 +122,14 @@ def audit(
     ] = False,
 ) -> None:
     """Attack a model under many settings: where does leakage start and stop, and at what cost?"""
+    from spear.cli import output_files
     from spear.cli.output_files import apart, existing, parse_image_format, writable, write
 
     target = report_file or out / "report.html"
     existing(model, data)
-    for path in (json, target, out / "rows"):
+    for path in (json, target, junit, sarif, out / "rows"):
         writable(path, None if data is None else Path(data))
-    apart(json, target)
+    apart(json=json, report=target, junit=junit, sarif=sarif)
 
     from spear.federated import Privacy
     from spear.sweep import (
@@ -184,9 +189,11 @@ def audit(
         seconds=None if only_draw else time.monotonic() - began,
     )
     show(console, made, quiet=quiet, verbose=verbose)
-    for path in write(made.redacted() if redact else made, json, target):
+    kept = made.redacted() if redact else made
+    for path in write(kept, json, target, junit=junit, sarif=sarif, fail_on=fail_on):
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
-    raise typer.Exit(exit_code(planned.summary(out)))
+    usual = exit_code(planned.summary(out))
+    raise typer.Exit(output_files.exit_code(made, fail_on, usual))
 
 
 def _run_missing(

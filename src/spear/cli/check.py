@@ -16,7 +16,7 @@ from rich.markup import escape
 from spear.cli import options as told
 from spear.cli.console import PlainConsole
 from spear.cli.options import option
-from spear.cli.output_files import apart, existing, writable, write
+from spear.cli.output_files import apart, existing, exit_code, writable, write
 from spear.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _GROUPS = {
     "protected": ("green", "What stands in the way"),
     "note": ("dim", "Good to know"),
 }
-_WHAT, _WRITE = "What to judge", "What to write"
+_WHAT, _WRITE = "What to judge", told.WRITE
 _MOST_INPUTS = 10**8  # of one sample
 
 EPILOG = """Examples:
@@ -49,7 +49,9 @@ EPILOG = """Examples:
 
   spear check --model net.py:Net --weights w.pt --update g.pt --json check.json --report check.html
 
-Exit codes: 0 not exposed, 10 partly or unknown, 20 exposed, 2 bad input."""
+Exit codes: 0 not exposed, 10 partly or unknown, 20 exposed, 2 bad input. With --fail-on: 1 if
+the verdict is that bad or worse, else 0; exposed counts as exact, partly as partial, unknown as
+inconclusive."""
 
 
 def check(
@@ -112,14 +114,17 @@ def check(
         Path | None, option(_WRITE, "The result as JSON, for spear.load; - prints it.")
     ] = None,
     report: Annotated[Path | None, option(_WRITE, "The report: one HTML file.")] = None,
+    junit: told.Junit = None,
+    sarif: told.Sarif = None,
+    fail_on: told.FailOn = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
 ) -> None:
     """Rehearse the attack with made-up data: are this model and protocol exposed, and why?"""
     words = told.of_protocol(locals())
     existing(model, weights, update, after, difference)
-    for path in (json, report):
+    for path in (json, report, junit, sarif):
         writable(path, weights, update, after, difference)
-    apart(json, report)
+    apart(json=json, report=report, junit=junit, sarif=sarif)
 
     from spear.check import CheckFiles, check_files
     from spear.federated import Privacy
@@ -150,9 +155,9 @@ def check(
     command = shlex.join(["spear", *sys.argv[1:]])
     name = model or (weights.name if weights else "the model")
     made = found.report(f"Is {name} exposed?", settings={"command": command}, seconds=seconds)
-    for path in write(made, json, report):
+    for path in write(made, json, report, junit=junit, sarif=sarif, fail_on=fail_on):
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
-    raise typer.Exit(_EXIT_CODES[found.verdict.value])
+    raise typer.Exit(exit_code(made, fail_on, _EXIT_CODES[found.verdict.value]))
 
 
 def _sizes(shape: str) -> tuple[int, ...]:

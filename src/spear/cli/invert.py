@@ -17,7 +17,14 @@ from rich.table import Table
 from spear.cli import options as told
 from spear.cli.console import LARGEST_SEED, PlainConsole
 from spear.cli.options import option
-from spear.cli.output_files import apart, existing, parse_image_format, writable, write
+from spear.cli.output_files import (
+    apart,
+    existing,
+    exit_code,
+    parse_image_format,
+    writable,
+    write,
+)
 from spear.cli.progress import progress
 from spear.errors import InvalidOption
 
@@ -35,7 +42,7 @@ _COLOURS = {
 }
 _EXIT_CODES = {"exact": 20, "partial": 10, "approximate": 10, "inconclusive": 30, "failed": 0}
 _SHOWN = 20  # samples in the terminal's table; the report has all
-_WHAT, _WRITE, _SEARCH = "What was sent", "What to write", "The search"
+_WHAT, _WRITE, _SEARCH = "What was sent", told.WRITE, "The search"
 _ROUNDS = "Several rounds of the same data"
 
 EPILOG = """Examples:
@@ -48,10 +55,12 @@ EPILOG = """Examples:
 
   spear invert --round before1.pt grads1.pt --round before2.pt grads2.pt --report r.html
 
+  spear invert --weights w.pt --update g.pt --junit spear.xml --sarif spear.sarif --fail-on partial
+
   spear invert --rounds watched    (watched/round1/before.pt, watched/round1/update.pt, ...)
 
 Exit codes: 0 nothing recovered, 10 partly or approximately, 20 exact, 30 cannot tell, 2 bad input,
-130 interrupted."""
+130 interrupted. With --fail-on: 1 if it is that bad or worse, else 0; 2 and 130 as above."""
 
 
 class _Round(NamedTuple):
@@ -161,6 +170,9 @@ def invert(
         Path | None, option(_WRITE, "The result as JSON, for spear.load; - prints it.")
     ] = None,
     report: Annotated[Path | None, option(_WRITE, "The report: one HTML file.")] = None,
+    junit: told.Junit = None,
+    sarif: told.Sarif = None,
+    fail_on: told.FailOn = None,
     redact: Annotated[
         bool, option(_WRITE, "Leave recovered data out of JSON and report.", "--redact")
     ] = False,
@@ -182,9 +194,9 @@ def invert(
     _told_once(one, each_round, rounds, sends)
     read = [*one.values(), *(path for pair in each_round or () for path in pair), truth]
     existing(*read, model)
-    for path in (json, report, out and out / "recovered.safetensors"):
+    for path in (json, report, junit, sarif, out and out / "recovered.safetensors"):
         writable(path, *read)
-    apart(json, report)
+    apart(json=json, report=report, junit=junit, sarif=sarif)
 
     import torch  # takes seconds: what can be told without it has been told
 
@@ -208,13 +220,15 @@ def invert(
     finding = made.findings[0]
     # Shown before it is written: a full disk loses no verdict.
     show_finding(console, finding, quiet=quiet, verbose=verbose)
-    written = write(made.redacted() if redact else made, json, report)
+    kept = made.redacted() if redact else made
+    written = write(kept, json, report, junit=junit, sarif=sarif, fail_on=fail_on)
     if out is not None:
         written += save_inputs(finding, out)
     for path in [] if quiet else written:
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
-    interrupted = finding.stats.get("interrupted")
-    raise typer.Exit(130 if interrupted else _EXIT_CODES[finding.outcome.value])
+    if finding.stats.get("interrupted"):
+        raise typer.Exit(130)
+    raise typer.Exit(exit_code(made, fail_on, _EXIT_CODES[finding.outcome.value]))
 
 
 def _told_once(

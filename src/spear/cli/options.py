@@ -7,13 +7,16 @@ They have the names of the fields of `spear.update.Protocol` and `spear.federate
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 
 from spear.cli.console import MOST_TRIALS, as_option
 from spear.errors import InvalidOption
 
+WRITE = "What to write"
 HOW, DEFENCES = "How clients train", "What clients do to an update before they send it"
 VARIED, COUNTED = "What is varied (lists: 8,16,32)", "How epsilon is computed"
 
@@ -98,6 +101,21 @@ ManyEpsilons = Annotated[str | None, _many("epsilon")]
 ManyPrecisions = Annotated[str | None, _many("precision")]
 ManyPruned = Annotated[str | None, _many("pruned")]
 ManyClients = Annotated[str | None, _many("clients")]
+
+
+FAIL_ON = ("exact", "partial", "approximate", "inconclusive")  # the worst first
+Junit = Annotated[Path | None, option(WRITE, "The verdicts as JUnit XML, without data.")]
+Sarif = Annotated[Path | None, option(WRITE, "What leaks, or may, as SARIF 2.1.0, without data.")]
+FailOn = Annotated[
+    str | None,
+    option(
+        WRITE,
+        f"Exit with 1 if a verdict is this bad or worse, else with 0: {', '.join(FAIL_ON)}.",
+        "--fail-on",
+        click_type=click.Choice(FAIL_ON),
+        metavar="LEVEL",
+    ),
+]
 
 
 def of_protocol(options: Mapping[str, Any]) -> dict[str, Any]:

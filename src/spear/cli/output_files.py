@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from spear.errors import InvalidFile, InvalidOption
 
 if TYPE_CHECKING:
+    from spear.inversion import Outcome
     from spear.report import ImageFormat, Report
 
 _KINDS = (".safetensors", ".npz", ".pt", ".pth")
@@ -79,13 +80,33 @@ def writable(path: Path | None, *inputs: Path | None) -> None:
         raise InvalidOption(f"cannot write {path}: {folder} is no folder that can be written to")
 
 
-def apart(json: Path | None, report: Path | None) -> None:
-    """Raise if both would be written to one file."""
-    if json is not None and report is not None and json.absolute() == report.absolute():
-        raise InvalidOption(f"expected two files for --json and --report, got {json} twice")
+def apart(**files: Path | None) -> None:
+    """Raise if two would be written to one file, or any but --json to the terminal.
+
+    >>> apart(json=Path("a"), report=Path("a"))
+    Traceback (most recent call last):
+    spear.errors.InvalidOption: expected two files for --json and --report, got a twice
+    """
+    known: dict[Path, str] = {}
+    for name, path in files.items():
+        if path is None:
+            continue
+        if str(path) == "-" and name != "json":
+            raise InvalidOption(f"expected the name of a file for --{name}: only --json can be -")
+        other = known.setdefault(path.absolute(), name)
+        if other != name:
+            raise InvalidOption(f"expected two files for --{other} and --{name}, got {path} twice")
 
 
-def write(made: Report, json: Path | None, report: Path | None) -> list[Path]:
+def write(
+    made: Report,
+    json: Path | None,
+    report: Path | None,
+    *,
+    junit: Path | None = None,
+    sarif: Path | None = None,
+    fail_on: str | None = None,
+) -> list[Path]:
     """The files of a report that were asked for."""
     written = []
     if json is not None and str(json) == "-":
@@ -96,4 +117,26 @@ def write(made: Report, json: Path | None, report: Path | None) -> list[Path]:
     if report is not None:
         made.save_page(report)
         written.append(report)
+    if junit is not None:
+        made.save_junit(junit, _limit(fail_on))
+        written.append(junit)
+    if sarif is not None:
+        made.save_sarif(sarif)
+        written.append(sarif)
     return written
+
+
+def exit_code(made: Report, fail_on: str | None, usual: int) -> int:
+    """With --fail-on: 1 if the worst verdict is that bad or worse, else 0. Without: the usual one."""
+    from spear.report import at_least
+
+    limit, worst = _limit(fail_on), made.worst
+    if limit is None:
+        return usual
+    return int(worst is None or at_least(worst, limit))
+
+
+def _limit(fail_on: str | None) -> Outcome | None:
+    from spear.inversion import Outcome
+
+    return None if fail_on is None else Outcome(fail_on)

@@ -38,6 +38,8 @@ def dump(report: Report) -> str:
     fields["settings"] = {str(k): _checked_setting(k, v) for k, v in report.settings.items()}
     outcome = report.outcome and report.outcome.value
     content = {"schema": SCHEMA, "outcome": outcome, **_plain(fields)}
+    for part, finding in zip(content["findings"], report.findings, strict=True):
+        part["threat"] = _plain(finding.threat)
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
     # A path that is not UTF-8 contains lone surrogates; written as \udc.. they survive in JSON.
     return text.translate(_CONTROL_CHARACTERS).encode("utf-8", "backslashreplace").decode()
@@ -149,6 +151,8 @@ def _report(content: dict[str, Any]) -> Report:
     """The report; raises if its stated outcome or redaction contradicts its findings."""
     stated = content.pop("outcome")
     content.pop("schema")
+    for finding in _of(list, content["findings"]):
+        _of(dict, finding).pop("threat", None)  # worded anew from the finding
     read: Report = _dataclass(Report, content)
     if stated != (read.outcome and read.outcome.value):
         raise ValueError(f"it says the outcome was {stated!r:.40}, its findings say {read.outcome}")

@@ -12,6 +12,7 @@ from torch import Tensor
 from spear.errors import InvalidOption
 from spear.inversion import Inversion, Outcome
 from spear.judge import Cause, Proof
+from spear.report.threat import ThreatModel, seen, threat_model, told
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,10 @@ class Finding:
     details: tuple[str, ...] = field(default=(), metadata={"added": "after the schema"})
     """What else was observed."""
     rounds: int = field(default=1, metadata={"added": "after the schema"})
+    sees: str = field(default="", metadata={"added": "after the schema"})
+    """What the server saw; empty in earlier reports."""
+    told: str = field(default="", metadata={"added": "after the schema"})
+    """How the client trains, as far as it was told."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -202,6 +207,8 @@ class Finding:
             assumptions=result.assumptions,
             details=result.details,
             rounds=result.rounds,
+            sees=seen(result.protocol, result.rounds),
+            told=told(result.protocol),
         )
 
     @staticmethod
@@ -259,6 +266,11 @@ class Finding:
             seen = "these rounds give" if self.rounds > 1 else "this update gives"
             return f"What {seen} away cannot be told."
         return "Nothing was recovered."
+
+    @property
+    def threat(self) -> ThreatModel:
+        """Who sees what, on which assumptions, and what it means for people."""
+        return threat_model(self)
 
     @property
     def holds_data(self) -> bool:

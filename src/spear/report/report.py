@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -70,6 +70,15 @@ class Drawing:
     caption: str = ""
 
 
+@dataclass(frozen=True)
+class Case:
+    """A verdict without a finding: of one setting of a sweep, or of a check."""
+
+    name: str
+    outcome: Outcome
+    words: str
+
+
 @dataclass(frozen=True, eq=False)
 class Report:
     """The results of an audit, to show to others and to load back.
@@ -97,6 +106,8 @@ class Report:
     is_redacted: bool = False
     overall: Outcome | None = None
     """The overall outcome, where the findings are only examples."""
+    cases: tuple[Case, ...] = field(default=(), metadata={"added": "after the schema"})
+    """The verdicts, where the findings are not all there is: of a sweep's settings, or of a check."""
 
     @staticmethod
     def new(
@@ -111,6 +122,7 @@ class Report:
         settings: Mapping[str, Any] | None = None,
         seconds: float | None = None,
         overall: Outcome | None = None,
+        cases: Sequence[Case] = (),
     ) -> Report:
         """A report with the current time and the software versions."""
         import torch
@@ -134,6 +146,7 @@ class Report:
             datetime.now(UTC).isoformat(timespec="seconds"),
             seconds,
             overall=overall,
+            cases=tuple(cases),
         )
 
     @staticmethod
@@ -163,6 +176,12 @@ class Report:
         outcomes = [finding.outcome for finding in self.findings]
         return max(outcomes, key=SEVERITY.index) if outcomes else None
 
+    @property
+    def worst(self) -> Outcome | None:
+        """The worst verdict, that of a check and of a setting that was not measured included."""
+        outcomes = [case.outcome for case in self.cases]
+        return max(outcomes, key=SEVERITY.index) if outcomes else self.outcome
+
     def redacted(self) -> Report:
         """The report without recovered data, originals, labels and the folders of files."""
         from spear.report.redaction import without_folders
@@ -172,6 +191,12 @@ class Report:
             findings=tuple(finding.redacted() for finding in self.findings),
             title=without_folders(self.title),
             settings=without_folders(self.settings),
+            cases=tuple(
+                dataclasses.replace(
+                    case, name=without_folders(case.name), words=without_folders(case.words)
+                )
+                for case in self.cases
+            ),
             is_redacted=True,
         )
 
@@ -192,6 +217,51 @@ class Report:
         from spear.files import write_private
 
         write_private(Path(path), self.page().encode())
+
+    def save_junit(self, path: str | Path, fail_on: Outcome | None = None) -> None:
+        """Write the verdicts as JUnit XML, one test case each; nothing recovered is in it.
+
+        Args:
+            path: where.
+            fail_on: the mildest outcome that fails a test case; by default all but FAILED do.
+        """
+        from spear.files import write_private
+        from spear.report.junit import junit
+
+        write_private(Path(path), junit(self, fail_on).encode())
+
+    def save_sarif(self, path: str | Path) -> None:
+        """Write what leaks, or may, as SARIF 2.1.0, one result each; nothing recovered is in it."""
+        from spear.files import write_private
+        from spear.report.sarif import sarif
+
+        write_private(Path(path), sarif(self).encode())
+
+    def log(
+        self,
+        log_metrics: Callable[..., object],
+        *,
+        log_tags: Callable[[dict[str, str]], object] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Hand the verdict to a tracker; nothing recovered is in it.
+
+        Args:
+            log_metrics: called with numbers by name, and with `step=` if it is given:
+                `mlflow.log_metrics`, `wandb.log`, or any function of yours.
+            log_tags: called with words by name: `mlflow.set_tags`.
+            step: the round of training.
+
+        >>> kept = {}
+        >>> Report("check", "Is net exposed?", "Not attacked.").log(kept.update)
+        >>> kept["spear/verdicts"]
+        0.0
+        """
+        from spear.report.tracking import metrics, tags
+
+        log_metrics(metrics(self), **({} if step is None else {"step": step}))
+        if log_tags is not None:
+            log_tags(dict(tags(self)))
 
     def page(self) -> str:
         """One self-contained HTML page."""

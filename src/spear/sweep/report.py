@@ -8,7 +8,7 @@ from typing import Any
 
 from spear.errors import MissingExtra
 from spear.inversion import Outcome
-from spear.report import Cell, Finding, Level, Remark, Report, Table
+from spear.report import Case, Cell, Finding, Level, Remark, Report, Table
 from spear.sweep import utility
 from spear.sweep.leakage import Leakage, LeakageLevel, percent, trend
 from spear.sweep.plan import Sweep
@@ -149,7 +149,17 @@ def sweep_report(
         },
         seconds=seconds,
         overall=_overall(found),
+        cases=[_case(leakage, sweep.grid.base) for leakage in found],
     )
+
+
+def _case(leakage: Leakage, base: Setting) -> Case:
+    """The verdict on one setting; one that was not measured cannot be told."""
+    outcome = _OUTCOMES.get(leakage.verdict, Outcome.INCONCLUSIVE)
+    words = leakage.verdict.value.capitalize()
+    if leakage.done:
+        words += f": {percent(leakage.leaked)} leaked"
+    return Case(setting_name(leakage, base), outcome, f"{words}.")
 
 
 def _overall(found: Sequence[Leakage]) -> Outcome | None:
