@@ -187,6 +187,21 @@ def test_over_rounds_a_row_is_spare_if_the_others_hold_its_direction_above_the_n
     assert redundancy(over_rounds(rows, noise), direction, zeros) == 0
 
 
+def test_what_noise_holds_in_hundreds_of_rows_is_not_held():
+    """Two like samples share most zeros: a mix of them that vanishes in two rows more is no sample."""
+    b, noise = 8, 1e-8
+    rows = torch.randn(400, b, generator=seeded(3), dtype=torch.float64) / 20
+    rows[:, :2] = noise * torch.randn(400, 2, generator=seeded(4), dtype=torch.float64)
+    direction, zeros = torch.eye(b, dtype=torch.float64)[0], torch.ones(400, dtype=torch.bool)
+    for holding, spare in ((2, 1), (8, 2)):
+        rows[:holding, 1] = 1e-5
+        s = torch.ones(b, dtype=torch.float64)
+        assert (
+            redundancy(Side("outputs", rows, rows, s, 400, 5 * noise, False), direction, zeros)
+            == spare
+        )
+
+
 def test_over_rounds_rounding_takes_in_what_noise_explains_and_drops_what_it_does_not():
     """A direction that rows fix roughly: a row that is no zero turns it, and hides 19 that are."""
     b, noise = 8, 1e-9

@@ -88,12 +88,13 @@ class Side:
         """Singular values of zero rows up to this leave a direction free.
 
         Over rounds, samples share hundreds of zero rows and a few in which both drown; in rows of one
-        size a faint sample shows in a few rows and drowns in the others. Noise alone has a singular
-        value of its deviation times the root of the rows; this is ten times that. Else a zero level is
-        enough.
+        size a faint sample shows in a few rows and drowns in the others. Else a zero level is enough.
         """
-        if not self.uneven:
-            return self.zero
+        return self.noise_of_rows if self.uneven else self.zero
+
+    @property
+    def noise_of_rows(self) -> float:
+        """Ten times the singular value of noise alone: its deviation times the root of the rows."""
         return MARGIN * self.zero / ZERO_DEVIATIONS * math.sqrt(len(self.basis))
 
     def hidden(self, vectors: Tensor, zeros: Tensor) -> Tensor | None:

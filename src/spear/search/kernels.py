@@ -421,9 +421,11 @@ def redundancy(side: Side, direction: Tensor, zeros: Tensor) -> int:
     # P_ij^2 <= (1 - rest_i)(1 - rest_j), so two rows with half of each left leave enough of each other.
     heavy = (rest < 0.5 + _LEVERAGE_SLACK).nonzero().flatten()
     held_by = lifted / side.scales  # (zeros, b): x of every row, as a unit of noise has it
-    own, noise = rest[heavy], side.free if side.uneven else torch.inf
+    own, noise = rest[heavy], side.noise_of_rows
     length = held_by.square().sum(1)
-    held = (own > _LEVERAGE_SLACK) | (own * (1 - own) > noise**2 * length[heavy])
+    held = own > _LEVERAGE_SLACK
+    if side.uneven:
+        held |= own * (1 - own) > noise**2 * length[heavy]
     if not bool(held.all()):
         return 0
     P = lifted[heavy] @ A.T  # (heavy, zeros)
@@ -433,8 +435,10 @@ def redundancy(side: Side, direction: Tensor, zeros: Tensor) -> int:
     v, w = P, own[:, None] - least
     mixed = v.square() * length[heavy, None] + w.square() * length
     mixed += 2 * v * w * (held_by[heavy] @ held_by.T)
-    held = least * (1 - least) * (v.square() + w.square()) > noise**2 * mixed
-    held |= both > _LEVERAGE_SLACK**2
+    above = least * (1 - least) * (v.square() + w.square()) > noise**2 * mixed
+    enough = both > _LEVERAGE_SLACK**2
+    # Noise in a thousand rows may be more than a millionth of what two rows hold: it holds nothing.
+    held = above | enough if side.uneven else above & enough
     held[torch.arange(len(heavy), device=held.device), heavy] = True  # no row is two
     return 2 if bool(held.all()) else 1
 
