@@ -242,7 +242,8 @@ def _inverted(
     generator = _on_cpu(generator)
     notes = [] if penalty is None else [penalty.words]
     result = _found(factors, loss, finder, generator, watch, notes)
-    if factors.row_factors is None or bool(result.certified.any()):
+    proved = factors.row_factors is None or bool(result.certified.any())
+    if proved or watch.stats.get("interrupted") or watch.expired:
         return result
     try:  # rows of one size prove nothing: perhaps the loud samples do, in rows as sent
         with watch.stage("factorise"):
@@ -250,7 +251,14 @@ def _inverted(
     except _Stopped:
         return result
     other = _found(as_sent, loss, finder, generator, watch, notes) if as_sent.batch_size else result
-    return other if bool(other.certified.any()) or not len(result.inputs) else result
+    return _worse(result, other)
+
+
+def _worse(one: Inversion, other: Inversion) -> Inversion:
+    """Of two readings of an update, the first proving nothing, the one that is worse for the client."""
+    proves, recovers = bool(other.certified.any()), len(other.inputs) and not len(one.inputs)
+    unsure = other.outcome is Outcome.INCONCLUSIVE and one.outcome is Outcome.FAILED
+    return other if proves or recovers or unsure else one
 
 
 def _found(

@@ -1,10 +1,15 @@
 """Rows of one size: in rows where loud samples are off, faint ones stand alone, to all their digits."""
 
+import dataclasses
+
+import pytest
 import torch
 
 import spear
+from spear import Outcome
 from spear.factors import factorise
 from spear.factors.factorisation import even_rows
+from spear.inversion import _worse
 from spear.judge.replay import in_known_rows, relative_distance, weight_along
 from spear.search.kernels import certain_zeros, unit
 from support.planted import plant, seeded, true_directions, weighed
@@ -93,6 +98,25 @@ def test_faint_samples_come_back_exactly_and_no_wrong_one_is_certified():
     assert sorted(nearest.indices.tolist()) == list(range(6))
     assert float(nearest.values.max()) < 1e-3 * 80**0.5
     assert bool(result.certified.any())
+
+
+@pytest.mark.parametrize("other", list(Outcome))
+@pytest.mark.parametrize("one", [Outcome.APPROXIMATE, Outcome.INCONCLUSIVE, Outcome.FAILED])
+def test_of_two_readings_the_worse_for_the_client_counts(one, other):
+    def reading(outcome):
+        inputs = torch.zeros(0 if outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE) else 2, 3)
+        proved = torch.full((len(inputs),), outcome in (Outcome.EXACT, Outcome.PARTIAL))
+        return dataclasses.replace(empty, outcome=outcome, inputs=inputs, certified=proved)
+
+    empty = spear.invert(plant(2).view)
+    order = [
+        Outcome.FAILED,
+        Outcome.INCONCLUSIVE,
+        Outcome.APPROXIMATE,
+        Outcome.PARTIAL,
+        Outcome.EXACT,
+    ]
+    assert _worse(reading(one), reading(other)).outcome is max(one, other, key=order.index)
 
 
 def test_entries_that_are_not_known_are_not_compared():
