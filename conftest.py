@@ -19,6 +19,8 @@ import torch
 _TOGETHER = {
     "test_ray.py": "ray",
     "in_flowers_simulation": "ray",
+    "test_flower_deployment.py": "ray",
+    "in_nvflares_simulator": "ray",
     "test_docs.py": "docs",
     "test_secrets.py": "tour",
     "every_command_works_without_a_network": "tour",
@@ -62,6 +64,8 @@ if find_spec("opacus") is None:
     collect_ignore += ["src/spear/integrations/opacus.py", "src/spear/federated/dpsgd.py"]
 if find_spec("flwr") is None:
     collect_ignore.append("src/spear/integrations/flower")
+if find_spec("nvflare") is None:
+    collect_ignore.append("src/spear/integrations/nvflare")
 if find_spec("ray") is None:
     collect_ignore += ["src/spear/integrations/ray.py", "src/spear/integrations/ray_session.py"]
 

@@ -4,7 +4,8 @@
 
 Each case is data:BxM or data:BxM:raw, through the paper's six layers unless --depth says otherwise.
 Each line of the rows is one inversion. The unit is the lesser of what the products take before and
-after it, in float32, with as many threads as the inversion.
+after it, in float32, with as many threads as the inversion. For small layers the row also has the
+time in singular value decompositions of the same gradient in float64 (`svds`), the least of three.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from spear.experiments.common.experiment import Case
 from spear.experiments.frontier import cell, oracle, peak, reset_peak
 from spear.trials import attack, compare
 
+LARGEST_SVD = 1 << 20  # entries: a tenth of a second
+
 
 def unit() -> float:
     """Seconds of ten products of 2000 x 2000."""
@@ -30,6 +33,16 @@ def unit() -> float:
     for _ in range(10):
         a @ a
     return time.monotonic() - began
+
+
+def svd_seconds(gradient: torch.Tensor) -> float:
+    """Seconds of the gradient's singular value decomposition, the least of three."""
+    G, seconds = gradient.double(), []
+    for _ in range(3):
+        began = time.monotonic()
+        torch.linalg.svd(G, full_matrices=False)
+        seconds.append(time.monotonic() - began)
+    return min(seconds)
 
 
 def measure(setting: str, depth: int, seed: int, options: argparse.Namespace) -> dict[str, object]:
@@ -41,6 +54,8 @@ def measure(setting: str, depth: int, seed: int, options: argparse.Namespace) ->
     done = attack(view, batch.model, generator=generator, max_seconds=options.max_seconds)
     extra = None if memory is None else (peak() - memory) / 1e9
     units = done.seconds / min(before, unit())
+    small = view.weight_grad.numel() <= LARGEST_SVD
+    svds = done.seconds / svd_seconds(view.weight_grad) if small else None
     found = compare(batch, done)
     best = oracle(batch, view) if options.oracle else None
     return {
@@ -48,6 +63,7 @@ def measure(setting: str, depth: int, seed: int, options: argparse.Namespace) ->
         **{
             "seconds": round(done.seconds, 3),
             "units": round(units, 2),
+            "svds": svds and round(svds, 2),
             "outcome": done.result.outcome.name,
         },
         **{k: found.metrics[k] for k in ("found", "psnr", "worst") if k in found.metrics},

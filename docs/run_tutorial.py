@@ -1,8 +1,9 @@
-"""Runs the tutorial's notebook from top to bottom, with the interpreter and the SPEAR of this process.
+"""Runs a notebook from top to bottom, with the interpreter and the SPEAR of this process.
 
     python docs/run_tutorial.py [NOTEBOOK [RESULT]]
 
-Without arguments docs/tutorial.ipynb gets its new outputs. A cell that fails ends it with an error.
+Without arguments docs/tutorial.ipynb gets its new outputs; docs/research.ipynb is the other one. A cell
+that fails ends it with an error.
 """
 
 from __future__ import annotations

@@ -19,6 +19,11 @@ for _name, _usual in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.
     if signal.getsignal(getattr(signal, _name, signal.SIGTERM)) is signal.SIG_IGN:
         signal.signal(getattr(signal, _name), _usual)
 
+# Readline, which pytest imports, sets these for children: a pipe would be taken to have a width.
+for _name in ("COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
+    os.unsetenv(_name)
+
 # Ray reads these when it is imported. It listens on the network: only these tests have the token.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

@@ -166,3 +166,14 @@ def test_gradients_with_a_graph_are_taken():
     loss = nn.functional.cross_entropy(model(torch.randn(3, 30)), torch.tensor([0, 1, 2]))
     grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
     assert spear.invert(spear.observe(model, grads), model=model).outcome is Outcome.EXACT
+
+
+def test_a_result_shown_as_text_is_its_verdict():
+    result = spear.invert(plant(3).view)
+    assert repr(result) == f"<Inversion EXACT: {result.reason}>"
+    assert len(repr(result.report(title="Mine"))) < 80
+
+
+def test_a_seed_is_no_generator():
+    with pytest.raises(spear.InvalidOption, match=r"torch.Generator, got 3"):
+        spear.invert(plant(3).view, generator=3)

@@ -60,7 +60,9 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     while frame is not None:
         name, code = frame.f_globals.get("__name__"), frame.f_code.co_name
         if name in ("torch", "numpy") and code == "<module>":
-            os.write(2, b"spear: interrupted\n")
+            # Over the line that says what is being done, which has hidden the cursor.
+            clear = b"\r\x1b[K\x1b[?25h" if os.isatty(2) else b""
+            os.write(2, clear + b"spear: interrupted\n")
             os._exit(130)  # commands import torch before they begin anything
         frame = frame.f_back
     raise KeyboardInterrupt

@@ -78,6 +78,14 @@ class InvalidOption(SpearError, ValueError):
         return partial(type(self), arguments=self.arguments), (self.words,)
 
 
+class InvalidExtension(SpearError, TypeError):
+    """Code that a user adds (a finder, an attack, an experiment) is not what was expected.
+
+    The message says where, what was expected, and what came. In a run of many trials it makes a failed
+    row, and the others go on.
+    """
+
+
 class NotExact(SpearError):
     """`invert(..., throw=True)` did not end in `Outcome.EXACT`; `.result` holds what was found."""
 

@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from spear import plugins
 from spear.errors import Declined, InvalidOption, InvalidUpdate, NotExact
 from spear.factors import Factors, factorise, without_penalty
 from spear.judge import (
@@ -43,6 +45,9 @@ from spear.search import (
     SamplingFinder,
     TimeIsUp,
     Watch,
+    is_satisfied,
+    made_finder,
+    pools_of,
 )
 from spear.update import UNKNOWN_PROTOCOL, LayerUpdate, Protocol, looks_like_adam
 
@@ -55,8 +60,12 @@ _STALE_ROUND = "its update does not fit the weights given for it, as if they wer
 # inversion (medians of the cascade's settings in results/frontier.jsonl).
 _JUDGING_SHARE = 0.3
 _Stopped = (TimeIsUp, KeyboardInterrupt)
+_WORST_FIRST = (
+    *(Outcome.EXACT, Outcome.PARTIAL, Outcome.APPROXIMATE),
+    *(Outcome.INCONCLUSIVE, Outcome.FAILED),
+)
 
-__all__ = ["FINDERS", "Inversion", "Outcome", "invert"]
+__all__ = ["FINDERS", "Inversion", "Outcome", "finder_named", "invert"]
 
 FINDERS: dict[str, Callable[[], Finder]] = {
     "cascade": CascadeFinder,
@@ -121,6 +130,7 @@ class Inversion:
         mean: float | Sequence[float] = 0.0,
         std: float | Sequence[float] = 1.0,
         truth: Tensor | tuple[Tensor, Tensor] | None = None,
+        columns: Sequence[str] = (),
         redact: bool = False,
     ) -> Report:
         """The result as a report; written to `path`, if given, for its owner only.
@@ -132,9 +142,11 @@ class Inversion:
             mean: what the client subtracted from pixels, one number or one per channel.
             std: what it then divided them by.
             truth: the client's inputs (b, ...), or these and their labels (b,), to compare with.
+            columns: names of the inputs, if they are rows of a table; `sex=Female`, `sex=Male` are one
+                column of categories, and "age,38.6,13.6" adds the mean and std it was standardised by.
             redact: leave out everything that was recovered.
         """
-        from spear.report import ImageFormat, Report, compare
+        from spear.report import ImageFormat, Report, columns_of, compare
 
         if path is not None and Path(path).suffix not in (".html", ".json"):
             raise InvalidOption(f"expected a path that ends in .html or .json, got {str(path)!r}")
@@ -143,7 +155,9 @@ class Inversion:
         if truth is not None:
             inputs, labels = truth if isinstance(truth, tuple) else (truth, None)
             known = compare(self.inputs, inputs.flatten(1), labels, image_format=image_format)
-        made = Report.of(self, title=title, image_format=image_format, truth=known)
+        made = Report.of(
+            self, title=title, image_format=image_format, truth=known, columns=columns_of(columns)
+        )
         made = made.redacted() if redact else made
         if path is not None:
             (made.save if Path(path).suffix == ".json" else made.save_page)(path)
@@ -161,6 +175,9 @@ class Inversion:
         Nothing recovered is in it; `spear.Report.log` says more.
         """
         self.report().log(log_metrics, log_tags=log_tags, step=step)
+
+    def __repr__(self) -> str:
+        return f"<Inversion {self.outcome.name}: {self.reason}>"
 
     def _repr_html_(self) -> str:
         return self.report()._repr_html_()
@@ -186,8 +203,8 @@ def invert(
         model: the model the client was sent, for a bare `LayerUpdate` or to replace the observed one.
         loss: the client's loss, `loss(outputs, targets)`. Unless given it is found out: cross-entropy,
             or any loss, whatever its gradient at the outputs.
-        finder: "cascade" (the default), "sampling" (the paper's), or an options object such as
-            `SamplingFinder(...)`.
+        finder: "cascade" (the default), "sampling" (the paper's), the name of one that an installed
+            package offers, or an object: `SamplingFinder(...)`, or one of your own (`Finder`).
         generator: randomness; the same seed gives the same bits on the same machine.
         max_seconds: stop after this long and return what was found. Ctrl-C does the same. The search
             gets 70 % of it at most, so that there is time to prove what it finds.
@@ -205,6 +222,11 @@ def invert(
     ('EXACT', 3, [0, 2, 4])
     """
     search = _checked(view, finder, max_seconds, executor)
+    if not isinstance(generator, torch.Generator | None):
+        raise InvalidOption(
+            f"expected generator to be a torch.Generator, got {generator!r}: "
+            "torch.Generator().manual_seed(3), for example"
+        )
     view = view if model is None else view.with_model(model)
     loss = _told_loss(view) if loss is None else loss
     watch = Watch(on_progress, max_seconds, parallel=ParallelMap(executor))
@@ -242,23 +264,40 @@ def _inverted(
     generator = _on_cpu(generator)
     notes = [] if penalty is None else [penalty.words]
     result = _found(factors, loss, finder, generator, watch, notes)
-    proved = factors.row_factors is None or bool(result.certified.any())
-    if proved or watch.stats.get("interrupted") or watch.expired:
+    others = None if _is_enough(factors, result) else _with_other_rows(factors, watch)
+    if others is None or not others.batch_size:
         return result
-    try:  # rows of one size prove nothing: perhaps the loud samples do, in rows as sent
+    return _worse(result, _found(others, loss, finder, generator, watch, notes))
+
+
+def _is_enough(factors: Factors, result: Inversion) -> bool:
+    """Or might rows of another size prove more? The loud samples alone, say, or the faint ones too."""
+    if factors.row_factors is None:
+        return result.outcome is Outcome.EXACT
+    return bool(result.certified.any())
+
+
+def _with_other_rows(factors: Factors, watch: Watch) -> Factors | None:
+    """The factors with rows of another size, if there is a difference, and time."""
+    if factors.row_factors is None and factors.evened is None:
+        return None
+    try:
+        if watch.stats.get("interrupted") or watch.expired:
+            return None
         with watch.stage("factorise"):
-            as_sent = factors.as_sent
+            return factors.with_other_rows
     except _Stopped:
-        return result
-    other = _found(as_sent, loss, finder, generator, watch, notes) if as_sent.batch_size else result
-    return _worse(result, other)
+        return None
 
 
 def _worse(one: Inversion, other: Inversion) -> Inversion:
-    """Of two readings of an update, the first proving nothing, the one that is worse for the client."""
-    proves, recovers = bool(other.certified.any()), len(other.inputs) and not len(one.inputs)
-    unsure = other.outcome is Outcome.INCONCLUSIVE and one.outcome is Outcome.FAILED
-    return other if proves or recovers or unsure else one
+    """Of two readings of an update, the one that is worse for the client; the first if neither is."""
+
+    def severity(result: Inversion) -> tuple[int, int]:
+        proved = int(result.certified.sum())
+        return -_WORST_FIRST.index(result.outcome), proved
+
+    return other if severity(other) > severity(one) else one
 
 
 def _found(
@@ -314,7 +353,9 @@ def _judged(
             inputs = factors.reconstruct(best.C)  # X = Q^-1 R
         with watch.stage("certify"):
             scaled = scale_from_model(factors, mark_unscaled(factors, best), loss)
-            factors, certificate, mistake = certify_either_sign(factors, scaled, loss, generator)
+            factors, certificate, mistake = certify_either_sign(
+                factors, scaled, loss, generator, partial(_tell_of_judging, watch, factors.b)
+            )
         if view.model is not None and factors.noisy and not bool(certificate.precise.any()):
             with watch.stage("rescale"):
                 scaled, certificate = _rescaled(factors, scaled, certificate, loss)
@@ -334,6 +375,10 @@ def _judged(
     return _result(view, factors, reached, inputs, watch, mistake, best.match, certificate)
 
 
+def _tell_of_judging(watch: Watch, b: int, words: str) -> None:
+    watch.report("judge", batch_size=b, detail=words)
+
+
 def _end(stopped: BaseException, watch: Watch) -> SearchEnd:
     """What stopped it: the time, or somebody who pressed Ctrl-C."""
     if isinstance(stopped, TimeIsUp):
@@ -351,12 +396,12 @@ def _searched(
     end = SearchEnd.GAVE_UP
     try:
         with watch.keeping(_JUDGING_SHARE), watch.stage("search"):
-            for pool in finder.search(factors, generator=generator, watch=watch):
+            for pool in pools_of(finder, factors, generator=generator, watch=watch):
                 with watch.stage("select"):
                     chosen = select(factors, pool, watch)
                 if chosen is not None and (best is None or chosen.match > best.match):
                     best = chosen
-                if best is not None and finder.satisfied(factors, best.match):
+                if best is not None and is_satisfied(finder, factors, best.match):
                     end = SearchEnd.MATCHED
                     break
             if end is SearchEnd.GAVE_UP and watch.expired:
@@ -509,10 +554,25 @@ def _checked(
             f"expected an update on the CPU, where workers compute, got one on "
             f"{view.weight_grad.device}: move it, or leave out executor="
         )
-    if not isinstance(finder, str):
-        if isinstance(finder, type) or not hasattr(finder, "search"):
-            raise InvalidOption(f"expected a finder such as SamplingFinder(), got {finder!r}")
-        return finder
-    if finder not in FINDERS:
-        raise InvalidOption(f"expected finder to be one of {sorted(FINDERS)}, got {finder!r}")
-    return FINDERS[finder]()
+    if isinstance(finder, str):
+        return finder_named(finder)
+    if isinstance(finder, type) or not hasattr(finder, "search"):
+        raise InvalidOption(f"expected a finder such as SamplingFinder(), got {finder!r}")
+    return made_finder(finder, "the finder")
+
+
+def finder_named(name: str) -> Finder:
+    """A finder of ours, or one that an installed package offers under this name.
+
+    >>> type(finder_named("sampling")).__name__
+    'SamplingFinder'
+    """
+    if name in FINDERS:
+        return FINDERS[name]()
+    offered = plugins.offered(plugins.FINDERS)
+    if name in offered:
+        return made_finder(plugins.load(plugins.FINDERS, name), name)
+    raise InvalidOption(
+        f"expected finder to be one of {', '.join(sorted({*FINDERS, *offered}))}, got {name!r}; "
+        "one of your own is given as an object, or on the command line as my_finder.py:MyFinder"
+    )

@@ -461,7 +461,6 @@ def test_the_command(tmp_path):
     assert done.returncode == 20, done.stderr
     assert done.stdout.startswith("Exposed: all 8 made-up samples came back exactly")
     assert "What to do" in done.stdout
-    assert "rehearsing with made-up data" in done.stderr
     report = spear.load(tmp_path / "c.json")
     assert (report.kind, report.settings["verdict"]) == ("check", "exposed")
     assert report.headline in done.stdout

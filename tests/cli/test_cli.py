@@ -18,7 +18,7 @@ from spear.trials.demo import DemoSettings, run_demo
 from support.command_line import in_this_process as spear
 from support.command_line import without_torch
 
-COMMANDS = ("demo", "check", "invert", "audit", "reproduce", "data", "bench", "theory")
+COMMANDS = ("demo", "check", "invert", "audit", "reproduce", "data", "bench", "rows", "theory")
 SMALL = ["--samples", "6", "--width", "120", "--depth", "3", "--pixels", "16"]
 
 
@@ -94,7 +94,8 @@ def test_the_demo_says_when_it_fails(tmp_path):
     )
     assert done.returncode == 1
     assert "INCONCLUSIVE" in done.stdout  # with more time it may find them
-    assert "ran out of time" in done.stdout
+    # Idle, it draws enough submatrices for candidates; busy, it does not get that far.
+    assert "ran out of time" in done.stdout or "before the time was over" in done.stdout
 
 
 @pytest.mark.parametrize(

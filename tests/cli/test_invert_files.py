@@ -255,6 +255,28 @@ def test_json_on_the_terminal_is_json_alone(case):
     assert "EXACT" in done.stderr
 
 
+def test_names_of_features_make_rows_of_people(tmp_path, case):
+    """One file of names, or a list: two inputs are one feature, the others numbers."""
+    planted, weights, update = case
+    count = planted.inputs.shape[1]
+    names = ["sex=f", "sex=m", *(f"x{i}" for i in range(count - 2))]
+    (tmp_path / "names.txt").write_text("\n".join(names), encoding="utf-8")
+    page, given = tmp_path / "r.html", ("--weights", weights, "--update", update)
+    for columns in (tmp_path / "names.txt", ",".join(names)):
+        done = run(*given, "--columns", columns, "--report", page)
+        assert done.returncode == 20, done.stderr
+        text = page.read_text(encoding="utf-8")
+        assert "The rows that came back" in text
+        assert f'data-name="x{count - 3}"' in text
+    assert "What to do now" in done.stdout
+    assert f"spear check --weights {weights}" in done.stdout
+    few = run(*given, "--columns", "a,b", "--report", page)
+    assert few.returncode == 2
+    assert f"each of the layer's {count} inputs in --columns, got 2" in few.stderr
+    both = run(*given, "--columns", "a,b", "--shape", "1x1x2")
+    assert "give one" in both.stderr
+
+
 def test_the_truth_of_another_batch_is_noticed(tmp_path, case):
     planted, weights, update = case
     own = save(tmp_path / "own.npz", {"inputs": planted.inputs})

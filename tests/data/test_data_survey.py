@@ -14,10 +14,10 @@ import pytest
 import torch
 
 pytest.importorskip("typer", reason="needs the cli extra")
-from rich.console import Console
 from typer.testing import CliRunner
 
 from spear.cli.app import app
+from spear.cli.console import PlainConsole
 from spear.cli.data import _show
 from spear.data import State, survey
 from spear.errors import NoDataFolder
@@ -138,7 +138,7 @@ def test_damaged_weights(data_root, tmp_path):
 
 
 def test_the_table_is_whole_where_it_is_piped(data_root, surveyed):
-    done = run(SPEAR_DATA=str(data_root), COLUMNS="80")
+    done = run(SPEAR_DATA=str(data_root))
     assert done.returncode == 0, done.stderr
     for item in surveyed:
         line = f"{item.where.relative_to(data_root)}: {item.detail}"
@@ -185,7 +185,7 @@ def test_json(tmp_path):
 
 def test_a_narrow_terminal_folds_and_does_not_cut(tmp_path):
     written = io.StringIO()
-    _show(survey(tmp_path), tmp_path, Console(width=60, force_terminal=True, file=written))
+    _show(survey(tmp_path), tmp_path, PlainConsole(width=60, force_terminal=True, file=written))
     text = written.getvalue()
     assert "…" not in text
     assert "\x1b[33mmissing" in text

@@ -258,7 +258,7 @@ def test_the_teaser_shows_the_picture_of_the_full_batch(data_root, tmp_path, mon
     assert row.metrics["geiping"] < 30 < row.metrics["psnr"]
     with RowFile(tmp_path, "full_batch").writing() as file:
         file.append(row, pictures)
-    text = page.write("teaser", tmp_path, tmp_path / "drawn")
+    text = page.write("teaser", tmp_path, tmp_path / "drawn").markdown()
     assert NOT_RUN not in text
     drawn = (tmp_path / "drawn" / "teaser-four.png").read_bytes()
     assert drawn == pictures[row.pictures["four"]]

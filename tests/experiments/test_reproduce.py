@@ -53,7 +53,12 @@ def test_the_list_names_every_table_and_figure_of_the_paper():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["no_such_thing"], "expected one of the experiments prior_work"),
+        (
+            ["no_such_thing"],
+            "expected the name of an experiment, got 'no_such_thing'. There are prior",
+        ),
+        (["batch-size"], "got 'batch-size'. Did you mean batch_size?"),
+        (["main", "batchsize"], "got 'batchsize'. Did you mean batch_size?"),
         (["main"], "expected --data or SPEAR_DATA"),
         (["main", "--data", "no/such/folder"], "no/such/folder"),
         (["main", "--engine", "cloud"], "expected --engine local or ray"),
@@ -72,10 +77,10 @@ def test_a_run_goes_on_where_it_stopped(data_root, tmp_path):
     command = ["reproduce", "one_label", "--results", tmp_path, "--data", data_root]
     first = spear(*command, "--batches", 1)
     assert first.returncode == 0, first.stderr
-    assert "1 trials to run, 0 done before" in first.stdout
+    assert "1 trials to run, 0 done before" in first.stderr
     before = (tmp_path / "one_label.jsonl").read_bytes()
     more = spear(*command, "--batches", 2)
-    assert "1 trials to run, 1 done before" in more.stdout
+    assert "1 trials to run, 1 done before" in more.stderr
     assert (tmp_path / "one_label.jsonl").read_bytes().startswith(before)
     assert len(rows(tmp_path, "one_label")) == 2
     line = json.loads(before.splitlines()[0])

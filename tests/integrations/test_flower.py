@@ -25,9 +25,10 @@ from flwr.serverapp.strategy import FedAvg, Result
 import spear
 from spear.errors import InvalidOption, InvalidUpdate
 from spear.federated import fedavg, fedsgd
-from spear.integrations.flower import Audited, examiner, what_leaves
-from spear.integrations.flower.examiner import Examined
-from spear.integrations.flower.running_report import headline
+from spear.integrations import examiner
+from spear.integrations.examiner import Examined
+from spear.integrations.flower import Audited, what_leaves
+from spear.integrations.running_report import headline
 from spear.inversion import Outcome
 from spear.judge import Cause
 from spear.report import ImageFormat, Level
@@ -833,9 +834,7 @@ def test_a_model_that_needs_to_be_given():
     def cnn():
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
 
-    with pytest.raises(
-        InvalidOption, match=r"give the clients' model, Audited\(strategy, model=Net"
-    ):
+    with pytest.raises(InvalidOption, match=r"give the clients' model, model=Net"):
         run(audited(model=None), model=cnn)
 
 
@@ -909,7 +908,7 @@ def test_the_mod_sees_what_leaves_and_only_first_in_the_list(tmp_path):
             assert (report.outcome is Outcome.EXACT) == found
             assert (tmp_path / folder / f"round-1-client-{node}.html").exists()
             assert "first of the list" in report.remarks[0].words
-            assert report.seconds >= report.tables[0].rows[0][-1] > 0
+            assert report.seconds >= report.tables[0].rows[0][-1] >= 0  # rounded
             if found:
                 assert min(report.findings[0].truth.psnr) >= 60
 

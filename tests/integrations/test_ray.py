@@ -32,6 +32,7 @@ from spear.trials.trial import measure
 from support.judgements import bits
 from support.planted import plant, seeded
 from support.trial_work import attack, grid, squared, trial, wait_for, work
+from support.user_files import write_files
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = """
@@ -174,8 +175,9 @@ def test_reproduce_runs_on_a_cluster_and_gives_the_rows_of_this_process(cluster,
     options = {"env": cluster.environment, "cwd": tmp_path, "timeout": 120}
     done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, done.stderr
-    assert "tiny: 4 of 4" in done.stdout
-    assert done.stderr == ""  # Ray is quiet
+    assert "tiny: 4 of 4" in done.stderr
+    ours = ("tiny: ", "spear: ")
+    assert all(line.startswith(ours) for line in done.stderr.splitlines())  # Ray is quiet
     rows = RowFile(tmp_path / "rows", "tiny").rows()
     assert {row.engine for row in rows.values()} == {"ray"}
     pictures = {name for row in rows.values() for name in row.pictures.values()}
@@ -185,6 +187,20 @@ def test_reproduce_runs_on_a_cluster_and_gives_the_rows_of_this_process(cluster,
     assert {key: row.result for key, row in rows.items()} == {
         k: row for k, (row, _) in here.items()
     }
+
+
+def test_a_users_table_and_finder_run_on_a_cluster(cluster, tmp_path):
+    """Their files are with the command only; what they import is beside them."""
+    write_files(tmp_path)
+    command = [sys.executable, "-m", "spear", "reproduce", "my_table.py", "--batches", "1"]
+    command += ["--finder", "my_finder.py:Mine", "--engine", "ray", "--address", cluster.address]
+    options = {"env": cluster.environment, "cwd": tmp_path, "timeout": 120}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stderr
+    rows = RowFile(tmp_path / "spear-results", "my_table").rows().values()
+    assert [(row.engine, row.outcome, row.metrics["mine"]) for row in rows] == [
+        ("ray", "EXACT", 1)
+    ] * 2
 
 
 def test_a_wrong_address_is_told_in_one_sentence(cluster, tmp_path, monkeypatch):

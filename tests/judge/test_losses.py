@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import spear
 from spear.federated import fedavg, fedsgd
 from spear.judge import certify
-from spear.judge.losses import Criterion, Outputs
+from spear.judge.losses import Criterion, Outputs, UserCodeFailed
 from spear.judge.replay import LossKind
 from support.planted import Planted, fit_of, gaussian, labels, module, recovered, worst_error
 
@@ -398,6 +398,6 @@ def test_why_a_loss_cannot_be_run_is_said():
 
     planted = planted_with([], F.cross_entropy, classes)
     view = spear.observe(planted.model, planted.gradients)
-    with pytest.raises(KeyError):
+    with pytest.raises(UserCodeFailed, match="KeyError: 'no such column'"):
         Criterion(broken, Outputs(torch.zeros(2, 3), whole=True), None, gaussian(4, 3))
     assert spear.invert(view, loss=broken).outcome is spear.Outcome.EXACT  # found out all the same

@@ -124,6 +124,33 @@ def test_a_network_that_cannot_be_run_is_told():
     assert "failed" in declined.reason
 
 
+@pytest.mark.parametrize("batches", [0, 1, 2, 4, 8, 10])
+def test_a_network_that_fails_at_any_point_costs_the_replay_alone(batches):
+    x, y, model = gaussian(5, 60), labels(5), net(60, 10)
+    view = spear.observe(model, fedsgd(model, x, y))
+    left = [batches]
+
+    def run(*_):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError("the disk is full")
+
+    model[-1].register_forward_hook(run)
+    result = spear.invert(view.with_model(model))
+    assert left[0] < 0
+    assert result.outcome is spear.Outcome.EXACT
+    assert result.proof is spear.Proof.PATTERN
+    assert "OSError: the disk is full" in result.explanation
+
+
+def test_faults_of_ours_are_not_taken_for_the_models(monkeypatch):
+    planted = plant(5, m=60, n=40)
+    view = spear.observe(planted.model, planted.gradients)
+    monkeypatch.setattr(Replay, "tolerance", lambda self, labels: undefined)  # noqa: F821
+    with pytest.raises(NameError):
+        spear.invert(view)
+
+
 @pytest.mark.parametrize("part", ["2.weight", "2.bias"])
 def test_a_later_layer_that_disagrees_is_named(part):
     y = labels(5)

@@ -162,12 +162,14 @@ def test_originals_stand_beside_their_recoveries(opened):
     cards = opened(KINDS["partial"]).locator(".card")
     assert cards.count() == 6
     true, back = map(found.image_format.pictures, (found.truth.inputs, found.inputs))
-    for j in range(6):
-        card = cards.nth(j)
-        assert card.locator(".name").inner_text() == f"photo {j}"
+    missing = sorted({*range(6)} - {*found.truth.index})
+    for i, j in enumerate((*found.truth.index, *missing)):
+        card = cards.nth(i)
+        title = f"Sample {i + 1}" if i < 4 else f"photo {j}"
+        assert card.locator(".name").inner_text() == title
         assert card.locator("img").first.get_attribute("src") == data_uri(true[j])
-        if j in found.truth.index:
-            i = found.truth.index.index(j)
+        if i < 4:
+            assert card.locator(".label .soft").inner_text() == f"photo {j}"
             assert card.locator("img").nth(1).get_attribute("src") == data_uri(back[i])
             sure = "certified" if found.certified[i] else "not certified"
             assert card.locator(".mark").inner_text() == sure
@@ -181,8 +183,8 @@ def test_values_are_shown_where_there_are_no_pictures(opened):
     found = KINDS["tabular"].findings[0]
     page = opened(KINDS["tabular"])
     first = page.locator(".values tbody").first
-    i = found.truth.index.index(0)
-    for line, rows, row in (("recovered", found.inputs, i), ("original", found.truth.inputs, 0)):
+    j = found.truth.index[0]
+    for line, rows, row in (("recovered", found.inputs, 0), ("original", found.truth.inputs, j)):
         shown = first.locator(f".{line} td").all_inner_texts()
         assert len(shown) == evidence.MOST_COLUMNS
         numbers = [float(text) for text in shown]
@@ -198,7 +200,7 @@ def test_too_many_pictures_are_left_out_and_counted(opened, monkeypatch):
     page = opened(report)
     assert page.locator(".card").count() == 64
     assert "6 more samples are not shown" in page.inner_text(".finding")
-    assert page.locator(".sortable tbody tr").count() == 70
+    assert page.locator("#findings .sortable tbody tr").count() == 70
     monkeypatch.setattr(evidence.PictureBudget.__init__, "__defaults__", (1000,))
     small = render(report)
     assert 1 <= small.count('class="card ') <= 3
@@ -208,19 +210,19 @@ def test_too_many_pictures_are_left_out_and_counted(opened, monkeypatch):
 def test_tables_are_sorted_from_the_keyboard(opened):
     rows = ((10, "b10"), (9, "b9"), (None, "a"), (-1.5, "B2"), (1e-7, None), (10_000, "c"))
     page = opened(Report("audit", "t", "h", tables=(Table("T", ("n", "words"), rows),)))
-    number, word = page.locator("th button").all()
+    number, word = page.locator("#tables th button").all()
     number.focus()
     page.keyboard.press("Enter")
-    assert texts(page, "td:first-child") == ["-1.5", "1e-07", "9", "10", "10,000", "–"]
-    assert page.locator("th").first.get_attribute("aria-sort") == "ascending"
+    assert texts(page, "#tables td:first-child") == ["-1.5", "1e-07", "9", "10", "10,000", "–"]
+    assert page.locator("#tables th").first.get_attribute("aria-sort") == "ascending"
     page.keyboard.press("Space")
-    assert texts(page, "td:first-child") == ["10,000", "10", "9", "1e-07", "-1.5", "–"]
-    assert page.locator("th").first.get_attribute("aria-sort") == "descending"
+    assert texts(page, "#tables td:first-child") == ["10,000", "10", "9", "1e-07", "-1.5", "–"]
+    assert page.locator("#tables th").first.get_attribute("aria-sort") == "descending"
     page.keyboard.press("Tab")
     assert word.evaluate("button => button === document.activeElement")
     page.keyboard.press("Enter")
-    assert texts(page, "td:nth-child(2)") == ["a", "B2", "b9", "b10", "c", "–"]
-    assert page.locator("th[aria-sort]").count() == 1
+    assert texts(page, "#tables td:nth-child(2)") == ["a", "B2", "b9", "b10", "c", "–"]
+    assert page.locator("#tables th[aria-sort]").count() == 1
 
 
 def test_the_overview_sorts_by_severity_and_leads_to_each_update(opened):
@@ -253,25 +255,26 @@ def test_pictures_are_enlarged_from_the_keyboard(opened):
     page.keyboard.press("Enter")
     box = page.locator("#lightbox")
     assert box.evaluate("dialog => dialog.open")
-    assert page.inner_text("#lightbox-name") == "photo 0"
+    assert page.inner_text("#lightbox-name") == "Sample 1"
     small = first.locator("img").first.evaluate("i => i.clientWidth")
     large = box.locator("img").first.evaluate("i => i.clientWidth")
     assert large > 2 * small
     look = "i => getComputedStyle(i).imageRendering"
     assert box.locator("img").first.evaluate(look) == "pixelated"
     page.keyboard.press("ArrowRight")
-    assert page.inner_text("#lightbox-name") == "photo 1"
-    assert page.inner_text("#lightbox-note") == "not recovered"
+    assert page.inner_text("#lightbox-name") == "Sample 2"
     assert page.inner_text("#lightbox-count") == "2 of 6"
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     assert page.inner_text("#lightbox-count") == "6 of 6"
+    assert page.inner_text("#lightbox-note") == "not recovered"
+    last = page.inner_text("#lightbox-name")
     page.keyboard.press("Escape")
     assert not box.evaluate("dialog => dialog.open")
-    assert focused(page) == "Enlarge photo 5"
+    assert focused(page) == f"Enlarge {last}"
     page.keyboard.press("Space")
     page.locator("#lightbox-close").click()
-    assert focused(page) == "Enlarge photo 5"
+    assert focused(page) == f"Enlarge {last}"
 
 
 def test_drawings_are_images_and_are_enlarged(opened):
@@ -381,8 +384,9 @@ def test_names_stay_names(opened, word):
     assert page.locator(".gallery img").first.get_attribute("alt") == f"original: {word}"
     page.evaluate(OPEN_ALL)
     assert page.evaluate(WIDTH) <= 360
+    assert page.locator(".gallery .label .soft").first.inner_text() == word
     page.locator(".gallery .zoom").first.press("Enter")
-    assert page.inner_text("#lightbox-name") == word
+    assert page.inner_text("#lightbox-name") == "Sample 1"
     page.keyboard.press("Escape")
     page.locator(".drawing .zoom").first.press("Enter")
     page.keyboard.press("Escape")
@@ -415,3 +419,24 @@ def test_no_script_but_ours_runs(browser, tmp_path):
     assert page.evaluate("window.hacked") is None
     assert page.locator(":root.js").count() == 1
     page.close()
+
+
+@pytest.mark.parametrize("kind", ["exact", "flower", "audit"])
+def test_narrow_tables_are_cards_and_nothing_scrolls_sideways(opened, kind):
+    page = opened(KINDS[kind], width=400)
+    page.evaluate(OPEN_ALL)
+    wide = """[...document.querySelectorAll('.scroll')].filter(e => e.querySelector('.sortable'))
+      .filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.getAttribute('aria-label'))"""
+    assert page.evaluate(wide) == []
+    assert page.evaluate(WIDTH) == 400
+    row = page.locator("#advice .sortable tbody tr").first
+    named = row.locator("td").nth(3).evaluate("cell => getComputedStyle(cell, '::before').content")
+    assert named == '"cost in training"'
+
+
+def test_the_verdict_leads_to_what_to_do_now(opened):
+    page = opened(KINDS["exact"])
+    page.locator(".onward a").press("Enter")
+    assert page.evaluate("location.hash") == "#advice"
+    assert page.locator("main section").last.get_attribute("id") == "advice"
+    assert page.locator("#advice pre").first.inner_text().startswith("spear check --weights")

@@ -18,18 +18,22 @@ from hypothesis import strategies as st
 pytest.importorskip("matplotlib", reason="needs the plots extra")
 
 import spear
+from spear.data import Column
 from spear.errors import InvalidOption, InvalidReport, MissingExtra
 from spear.federated import fedsgd, mlp
 from spear.inversion import Outcome
 from spear.judge import Cause, Proof
 from spear.report import (
+    Advice,
     Case,
     Drawing,
     Finding,
     ImageFormat,
     Level,
+    Measured,
     Remark,
     Report,
+    Step,
     Table,
     ThreatModel,
     Truth,
@@ -116,6 +120,18 @@ def findings(draw):
     )
 
 
+measured = st.builds(
+    lambda leaked, more, late, *rest: Measured(leaked, leaked + more, late, *rest),
+    st.integers(0, 9),
+    st.integers(1, 9),
+    st.integers(0, 3),
+    st.none() | finite,
+    st.none() | finite,
+    text,
+)
+cases = st.builds(Case, text, st.sampled_from(Outcome), text, st.none() | measured)
+
+
 @st.composite
 def any_report(draw):
     width = draw(st.integers(0, 3))
@@ -135,9 +151,8 @@ def any_report(draw):
         draw(st.dictionaries(text, text, max_size=2)),
         draw(text),
         draw(st.none() | finite),
-        cases=tuple(
-            draw(st.lists(st.builds(Case, text, st.sampled_from(Outcome), text), max_size=2))
-        ),
+        cases=tuple(draw(st.lists(cases, max_size=2))),
+        steps=tuple(draw(st.lists(st.builds(Step, text, text), max_size=2))),
     )
 
 
@@ -192,18 +207,21 @@ def test_any_report_loads_back_redacted_or_not_and_has_a_page(report, tmp_path, 
     for finding in kept.findings:
         assert not finding.holds_data
         names = finding.truth.names if finding.truth else ()
-        assert names == tuple(f"sample {i + 1}" for i in range(len(names)))
+        assert names == tuple(f"original {i + 1}" for i in range(len(names)))
 
 
 def test_the_schema_names_the_fields_of_the_classes(validator):
     parts = validator.schema["$defs"]
-    for kind in (Report, Case, Finding, Truth, ImageFormat, Remark, Table, Drawing, ThreatModel):
+    kinds = (Report, Case, Finding, Truth, ImageFormat, Remark, Table, Drawing, ThreatModel)
+    for kind in (*kinds, Advice, Column, Measured, Step):
         own = {ImageFormat: "look", ThreatModel: "threat"}
         part = parts[own.get(kind, kind.__name__.lower())]
         names = {name_in_json(field) for field in dataclasses.fields(kind)}
-        extra = {Report: {"schema", "outcome"}, Finding: {"threat"}}.get(kind, set())
+        extra = {Report: {"schema", "outcome", "advice"}, Finding: {"threat"}}.get(kind, set())
         assert set(part["properties"]) == names | extra
-        later = {"details", "rounds", "sees", "told", "cases"}  # which earlier reports have not
+        # Which earlier reports have not.
+        later = {"details", "rounds", "sees", "told", "cases", "protocol", "columns", "steps"}
+        later |= {"measured"}
         assert names - set(part["required"]) <= later
 
 
@@ -279,6 +297,17 @@ CHANGES = {
     ),
     "drawing a number": put("drawings", value=[{"title": "", "svg": 1, "caption": ""}]),
     "drawing with more": put("drawings", value=[{"title": "", "svg": "", "caption": "", "x": 1}]),
+    "measured more than there is": put(
+        "cases",
+        value=[
+            {"name": "", "outcome": "failed", "words": "", "measured": {"leaked": 3, "batches": 2}}
+        ],
+    ),
+    "column without a width": put(
+        *FIRST,
+        "columns",
+        value=[{"name": "a", "categories": [], "mean": 0, "std": 0, "constant": False}],
+    ),
     "settings a list": put("settings", value=[]),
     "settings deep": put("settings", value={"a": nested(200)}),
 }

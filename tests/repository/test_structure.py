@@ -9,7 +9,17 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "spear"
 # Every room, in the order of docs/architecture.md: each imports from those before it.
 ORDER = [
-    *("errors", "theory", "tolerances", "update", "factors", "search", "judge", "inversion"),
+    *(
+        "errors",
+        "plugins",
+        "theory",
+        "tolerances",
+        "update",
+        "factors",
+        "search",
+        "judge",
+        "inversion",
+    ),
     *("files", "data", "federated", "metrics", "baselines", "report", "trials"),
     *("experiments", "check", "sweep", "integrations", "cli"),
 ]

@@ -1,4 +1,4 @@
-"""The tutorial runs from top to bottom, and what it says in its stored outputs is what comes out."""
+"""Notebooks run from top to bottom, and what they say in their stored outputs is what comes out."""
 
 import os
 import re
@@ -66,6 +66,24 @@ def test_it_runs_and_says_the_same(tmp_path):
     assert len(spear.load(report).findings) == 8
 
 
+def test_the_one_for_researchers_runs_and_says_the_same(tmp_path):
+    ended = run(DOCS / "research.ipynb", tmp_path / "fresh.ipynb", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    stored, fresh = read(DOCS / "research.ipynb"), read(tmp_path / "fresh.ipynb")
+    for before, after in zip(stored.cells, fresh.cells, strict=True):
+        if before.cell_type == "code":
+            assert printed(after) == printed(before), before.source
+            assert pictures(after) == pictures(before)
+    text = "".join(map(printed, (cell for cell in fresh.cells if cell.cell_type == "code")))
+    for words in ("cascade (ours)", "sampling (the paper's)", "walking (this notebook)"):
+        (line,) = (line for line in text.splitlines() if line.startswith(words))
+        assert line.count("2 of 2 exact") >= 2  # of three sizes
+    for words in ("Geiping et al.", "cocktail party"):
+        (line,) = (line for line in text.splitlines() if line.startswith(words))
+        assert line.count("0 of 2 exact") == 3
+    assert "EXACT and not exact: 0" in text
+
+
 def test_a_cell_that_fails_is_noticed_and_is_run_by_the_spear_that_is_tested(tmp_path):
     words = "import spear, sys; raise LookupError(f'by {spear.__file__} in {sys.executable}')"
     cells = [nbformat.v4.new_code_cell(words)]
@@ -78,8 +96,9 @@ def test_a_cell_that_fails_is_noticed_and_is_run_by_the_spear_that_is_tested(tmp
     assert not (tmp_path / "result.ipynb").exists()
 
 
-def test_the_stored_outputs_are_those_of_a_whole_run():
-    stored = read(DOCS / "tutorial.ipynb")
+@pytest.mark.parametrize("name", ["tutorial", "research"])
+def test_the_stored_outputs_are_those_of_a_whole_run(name):
+    stored = read(DOCS / f"{name}.ipynb")
     code = [cell for cell in stored.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert not any(o.output_type == "error" for cell in code for o in cell.outputs)

@@ -19,7 +19,7 @@ from spear.sweep.grid import Axis, Grid, default_lists
 from spear.sweep.leakage import Leakage, LeakageLevel, trend
 from spear.sweep.plan import Sweep
 from spear.sweep.private_data import PrivateData, load_data
-from spear.sweep.report import exit_code, headline, sweep_report
+from spear.sweep.report import case_of, exit_code, headline, sweep_report
 from spear.sweep.running import sweep, work
 from spear.sweep.setting import Setting
 from spear.sweep.subject import Subject
@@ -216,15 +216,19 @@ def test_a_sweep_from_leak_to_no_leak(tmp_path):
     assert list(table) == [*leaking[:3], "C = 1, z = 0.0001", "C = 1, z = 1", leaking[3]]
     for name in leaking:
         assert table[name]["verdict"] == "whole batches exact"
-        assert table[name]["batches exact, %"] == 100
-        assert table[name]["best PSNR, dB"] > 60
+        assert table[name]["exact, %"] == 100
+        assert table[name]["best, dB"] > 60
     assert table["C = 1, z = 1"]["verdict"] == "nothing recovered"
-    assert table["C = 1, z = 1"]["at most, %"] == pytest.approx(84.2)  # of two batches
+    assert table["C = 1, z = 1"]["95 % interval"] == "0–84"  # of two batches
     assert table["base: b = 4"]["cost, points"] is None  # nothing is done to it
-    assert table["3 clients aggregated"]["cost, points"] == 0  # nor to their sum
+    assert table["3 clients aggregated"]["cost, points"] == "0"  # nor to their sum
     assert table["C = 1, z = 1"]["cost, points"] is not None
-    whole = {row[0]: row for row in made.tables[1].rows}
-    assert whole["C = 1, z = 1"][5:8] == (0.25, 1.0, pytest.approx(4.73, abs=0.01))
+    whole = {
+        row[0]: dict(zip(made.tables[2].columns, row, strict=True)) for row in made.tables[2].rows
+    }
+    noisy = whole["C = 1, z = 1"]
+    assert (noisy["σ"], noisy["z"], noisy["ε"]) == (0.25, 1.0, pytest.approx(4.73, abs=0.01))
+    assert "width" not in noisy  # it is the same everywhere
     noise = next(r for r in made.remarks if r.subject == "noise")
     assert noise.words.startswith("Whole batches exact at none")
     assert noise.words.endswith("nothing recovered at z = 1.")
@@ -232,10 +236,25 @@ def test_a_sweep_from_leak_to_no_leak(tmp_path):
     assert safe.level is Level.PROTECTED
     assert "0 of 2 batches (95 % interval 0-84 %)" in safe.words
     assert "not a guarantee" in safe.words
-    assert len(made.drawings) == 4
+    assert [drawing.title for drawing in made.drawings[:3]] == [
+        "Leakage by batch size",
+        "Best recovery by batch size",
+        "Accuracy by batch size",
+    ]
+    assert len(made.drawings) == 12  # for each of four axes
     assert all(d.svg.startswith("<svg") for d in made.drawings)
     assert made.findings[0].outcome is spear.Outcome.EXACT
     assert made.outcome is spear.Outcome.EXACT
+
+    assert made.headline.startswith("Safe from this attack: 1 of 6 settings (C = 1, z = 1).")
+    assert "None of 2 batches leaked there, so at most 84 % do" in made.headline
+    (held,) = made.advice.safe
+    assert (held.measured.leaked, held.measured.batches) == (0, 2)
+    assert (
+        f"{held.measured.cost:.1f}" == f"{float(table[held.name]['cost, points'].split()[0]):.1f}"
+    )
+    assert next(case.name for case in made.advice.mitigations) == "C = 1, z = 1"
+    assert made.advice.source.startswith("Measured by this sweep")
 
     made.save(tmp_path / "report.json")
     again = spear.load(tmp_path / "report.json")
@@ -277,11 +296,9 @@ def test_rounds_are_one_more_thing_to_vary(tmp_path):
     assert list(table) == ["base: b = 32", "4 rounds"]
     assert table["base: b = 32"]["verdict"] == "nothing recovered"
     assert table["4 rounds"]["verdict"] == "whole batches exact"
-    whole = made.tables[1]
+    whole = made.tables[2]
     assert [row[whole.columns.index("rounds")] for row in whole.rows] == [1, 4]
-    assert [drawing.title for drawing in made.drawings] == [
-        "Leakage against rounds of the same data"
-    ]
+    assert made.drawings[0].title == "Leakage by rounds of the same data"
     said = {remark.subject: remark.words for remark in made.remarks}
     assert said["rounds of the same data"] == "Nothing recovered at 1; whole batches exact at 4."
     rows = RowFile(tmp_path, "leakage").rows()
@@ -332,7 +349,7 @@ def test_numbers_to_predict_are_judged_by_their_loss(tmp_path):
     rows = list(table_of(made).values())
     assert rows[0]["verdict"] == "whole batches exact"
     assert rows[0]["held-out loss"] > 0
-    assert rows[1]["cost, loss"] > 0  # clipping that hard hardly moves the weights
+    assert made.cases[1].measured.cost > 0  # clipping that hard hardly moves the weights
 
 
 def test_a_hidden_layer_is_judged_by_its_own_inputs():
@@ -369,7 +386,7 @@ def test_utility_is_not_guessed_from_little_data(tmp_path):
     assert "left to train on" in too_small(200, Setting(samples=8, clients=20))
     assert too_small(400, Setting()) == ""
     made = sweep(narrow, numbers(30), out=tmp_path, lists={"samples": [4]}, repeats=1, workers=0)
-    assert made.tables[0].rows[0][10] is None
+    assert table_of(made)["base: b = 4"]["accuracy, %"] is None
     assert any(r.subject == "utility" and "held out" in r.words for r in made.remarks)
 
 
@@ -385,12 +402,16 @@ def _row(setting, seed, *, exact=False, recovered=0, recognised=0, certified=0, 
     return Row(str(seed), "leakage", limits, seed, Status.DONE, "X", metrics, seconds, {}, seconds)
 
 
+def told(found):
+    return [case_of(leakage, Setting(), True) for leakage in found]
+
+
 def test_verdicts_and_exit_codes():
     none = Noise(0.0, None, None)
     quiet = [Leakage(Setting(), none, tuple(_row(Setting(), i) for i in range(3)), None)]
     assert exit_code(quiet) == 0
-    assert "recovered nothing at any" in headline(quiet)
-    assert "not a guarantee" in headline(quiet)
+    assert headline(quiet, told(quiet)).startswith("Safe from this attack: 1 of 1 setting (")
+    assert "at most 71 % do" in headline(quiet, told(quiet))
     hinted = Leakage(Setting(), none, (_row(Setting(), 0), _row(Setting(), 1, certified=1)), None)
     assert (
         hinted.verdict is LeakageLevel.RECOGNISABLE
@@ -402,9 +423,13 @@ def test_verdicts_and_exit_codes():
     failed = Row("k", "leakage", {}, 0, Status.FAILED, None, {}, None, {}, 1.0, error="no")
     lost = Leakage(Setting(), none, (failed,), None)
     assert lost.verdict is LeakageLevel.UNMEASURED  # an error is no protection
-    assert headline([lost]) == "Nothing was measured."
+    assert headline([lost], told([lost])) == "Nothing was measured."
+    assert "1 of 2 settings are not measured yet" in headline([*quiet, lost], told([*quiet, lost]))
     slow = Leakage(Setting(), none, (_row(Setting(), 0, seconds=61.0),), None)
     assert slow.out_of_time == 1
+    words = headline([slow], told([slow]))  # nothing came back, but nobody looked long enough
+    assert words.startswith("Safe from this attack: none of 1 setting.")
+    assert "time ran out, at base: b = 8: not known to be safe" in words
 
 
 def test_where_leakage_stops_is_said_in_a_sentence():
@@ -518,14 +543,14 @@ def test_the_command(tmp_path):
         *command, "--only-draw", "--quiet", "--json", "drawn.json", cwd=tmp_path
     )
     assert drawn.returncode == 20
-    assert drawn.stdout.startswith("Of 3 settings")
+    assert drawn.stdout.startswith("Safe from this attack: 1 of 3 settings (σ = 1).")
     assert spear.load(tmp_path / "drawn.json").tables == made.tables
     rounds = in_this_process(*command, "--rounds", "3,0", cwd=tmp_path)
     assert rounds.returncode == 2
     assert "expected --rounds to be a whole number >= 1, got 0" in rounds.stderr
     bad = in_this_process(*command, "--width", "60,wide", cwd=tmp_path)
     assert bad.returncode == 2
-    assert "expected a list such as 8,16,32" in bad.stderr
+    assert "expected --width to be numbers such as 8,16,32" in bad.stderr
     assert "Traceback" not in bad.stderr
 
 

@@ -16,7 +16,8 @@ def test_several_rounds_recover_what_one_does_not():
     steps = []
     several = run_demo(DemoSettings(**settings, rounds=8), steps.append)
     assert several.result.outcome is Outcome.EXACT
-    assert [row["index"] for row in several.samples()] == list(range(24))
+    assert sorted(row["index"] for row in several.samples()) == list(range(24))
+    assert [row["sample"] for row in several.samples()] == list(range(1, 25))
     assert all(row["psnr"] > 80 and row["certified"] for row in several.samples())
     assert all(row["label"] == row["found_label"] for row in several.samples())
     stages = [step.stage for step in steps]

@@ -16,7 +16,8 @@ from support.planted import plant
 
 pytest.importorskip("flwr", reason="needs the flower extra")
 
-from spear.integrations.flower.examiner import Examiner
+from spear.integrations.examiner import Examiner
+from spear.integrations.flower.remarks import FLOWER
 from support.flower_federation import ArrayRecord
 
 FORMS = {"gradient": "gradients", "weights": "after", "difference": "difference"}
@@ -78,7 +79,7 @@ def by_files(drawn, folder):
 
 
 def by_flower(drawn, folder):
-    examiner = Examiner.new(drawn.model, {"sends": drawn.sends, "max_seconds": 60.0})
+    examiner = Examiner.new(FLOWER, drawn.model, {"sends": drawn.sends, "max_seconds": 60.0})
     before = ArrayRecord(drawn.model.state_dict())
     return examiner.examine("a client", before, drawn.update, drawn.protocol).finding
 

@@ -13,12 +13,13 @@ from spear.check import model_checks
 from spear.check.conclusion import Exposure, Preflight, concluded
 from spear.check.made_up import kinds_for
 from spear.check.model_structure import LayerView, ModelStructure, examine, hand_made
+from spear.check.reasons import Action, Advice, Reason, Subject
 from spear.check.rehearsal import SERVER_LR, Recovery, Rehearsal, Stage, TooLarge, prepare
 from spear.errors import Declined, InvalidOption
 from spear.federated import Privacy, noise_of, resolved
 from spear.inversion import Outcome, invert
 from spear.judge import Cause
-from spear.report import Finding, Level, Remark
+from spear.report import Finding, Level
 from spear.update import LayerReport, LayerUpdate, Protocol
 
 _GUESSED_BATCH = 8  # where no batch size is given
@@ -184,7 +185,7 @@ def _unattackable(
     structure: ModelStructure,
     name: str | None,
     protocol: Protocol,
-    remarks: list[Remark | None],
+    remarks: list[Reason | None],
 ) -> Preflight:
     """The verdict if no layer stands next to a ReLU: does that protect, or can other attacks get in?"""
     layers = [layer for layer in structure.layers if name in (None, layer.name)]
@@ -215,7 +216,7 @@ def _unattackable(
         remarks.append(model_checks.no_layer(structure))
         if name is not None:
             happened = f"layer {name!r} cannot be attacked ({layers[0].report.why})"
-    return concluded(reached, happened, remarks, structure)
+    return concluded(reached, happened, remarks, structure, protocol=protocol)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +234,7 @@ class _Case:
     max_seconds: float
     tell: Callable[[str], None]
 
-    def judge(self, layer: LayerView, remarks: Sequence[Remark | None]) -> Preflight:
+    def judge(self, layer: LayerView, remarks: Sequence[Reason | None]) -> Preflight:
         """Rehearse with every kind of data that fits, and give the verdict."""
         remarks = [
             *remarks,
@@ -259,21 +260,23 @@ class _Case:
         too_many = model_checks.too_many_samples(layer, stage.rows, self.rounds)
         remarks += [self._assumed(stage), too_many]
         played = []
-        for kind in kinds_for(self.model, stage.shape, self.data):
-            self.tell(f"rehearsing with made-up data: {kind.words}")
+        kinds = kinds_for(self.model, stage.shape, self.data)
+        for number, kind in enumerate(kinds, 1):
+            count = f", {number} of {len(kinds)}" if len(kinds) > 1 else ""
+            self.tell(f"rehearsing with made-up data{count}: {kind.words}")
             found = stage.rehearse(kind, max_seconds=self.max_seconds)
             if isinstance(found, Declined):
                 return self._by_theory(layer, found, hidden, remarks)
             played.append(found)
-        remarks.append(_remark(played))
+        remarks.append(_reason(played))
         return self._concluded(stage, played, hidden, remarks)
 
     def _concluded(
         self,
         stage: Stage,
         played: list[Rehearsal],
-        hidden: Remark | None,
-        remarks: list[Remark | None],
+        hidden: Reason | None,
+        remarks: list[Reason | None],
     ) -> Preflight:
         """The verdict for the kind of data that was recovered best."""
         best = min(played, key=lambda one: _ORDER.index(one.score.recovery))
@@ -286,37 +289,74 @@ class _Case:
             if best.up_to_scale:
                 reached, happened = Exposure.PARTLY, f"{happened}, each up to a factor"
             if reached is Exposure.PARTLY and late:
-                happened += ", and more may in more time (max_seconds)"
+                happened += ", and more may in more time ({max_seconds})"
+            remarks += [model_checks.open_layer(layer), model_checks.defences(self.protocol)]
         elif hidden is not None:
             remarks.append(hidden)
             reached, happened = Exposure.NOT_EXPOSED, _HIDDEN
         elif late:
-            happened = "the rehearsal found nothing in the time it had; give it more (max_seconds)"
+            happened = (
+                "the rehearsal found nothing in the time it had; give it more ({max_seconds})"
+            )
         else:
             happened = f"a rehearsal with made-up data recovered nothing; {_AUDIT}"
         if clients > 1:
             remarks.append(self._alone(stage, best, reached))
             happened = f"if the server only sees the sum of {clients} clients, {happened}"
-        return concluded(reached, happened, remarks, self.structure, layer)
+        advice = [self._more_time()] if late and reached is not Exposure.EXPOSED else []
+        if reached is Exposure.UNKNOWN:
+            advice += self._enough_noise()
+        return self._said(reached, happened, remarks, layer, advice)
 
-    def _alone(self, stage: Stage, best: Rehearsal, reached: Exposure) -> Remark | None:
+    def _said(
+        self,
+        reached: Exposure,
+        happened: str,
+        reasons: list[Reason | None],
+        layer: LayerView,
+        advice: Sequence[Advice],
+    ) -> Preflight:
+        return concluded(
+            reached,
+            happened,
+            reasons,
+            self.structure,
+            layer,
+            protocol=self.protocol,
+            advice=advice,
+        )
+
+    def _enough_noise(self) -> list[Advice]:
+        """The noise multiplier from which the verdict is known, if there is clipping and some noise."""
+        protocol = self.protocol
+        sigma = model_checks.noise_that_hides(self.structure, protocol, self.privacy.steps)
+        if sigma is None or not protocol.clip or not protocol.samples:
+            return []
+        shared = protocol.samples if protocol.sends == "gradient" else 1
+        multiplier = math.ceil(100 * sigma * shared / protocol.clip) / 100
+        words = f"From a noise multiplier of {multiplier:g} on, noise hides any batch: try that."
+        return [Advice(Action.ADD_NOISE, words, {"noise_multiplier": multiplier})]
+
+    def _more_time(self) -> Advice:
+        words = "A search ran out of time: give it more."
+        return Advice(Action.GIVE_TIME, words, {"max_seconds": 10 * self.max_seconds})
+
+    def _alone(self, stage: Stage, best: Rehearsal, reached: Exposure) -> Reason | None:
         """What one client's update gives away if the server sees it before it is summed."""
         if reached is Exposure.EXPOSED:
             words = "The sum gives the samples away, but not which client each belongs to."
-            return Remark(Level.EXPOSED, "aggregation", words)
+            return Reason(Level.EXPOSED, Subject.AGGREGATION, words)
         self.tell("rehearsing one client's update by itself")
         found = stage.alone().rehearse(best.kind, max_seconds=self.max_seconds)
         if isinstance(found, Declined):
             words = f"One client's update by itself was not rehearsed: {found.reason}."
-            return Remark(Level.NOTE, "aggregation", words)
-        words = (
-            f"From one client's update by itself, {found.score.words} "
-            f"({best.kind.words}). The sum protects only if nobody sees the single updates."
-        )
+            return Reason(Level.NOTE, Subject.AGGREGATION, words)
+        words = f"From one client's update by itself, {found.score.words} ({best.kind.words})."
+        more = "The sum protects only if nobody sees the single updates."
         level = Level.NOTE if found.score.recovery is Recovery.NOTHING else Level.EXPOSED
-        return Remark(level, "aggregation", words)
+        return Reason(level, Subject.AGGREGATION, words, more)
 
-    def _assumed(self, stage: Stage) -> Remark | None:
+    def _assumed(self, stage: Stage) -> Reason | None:
         """What the rehearsal assumed."""
         parts = []
         if self.protocol.samples is None:
@@ -338,11 +378,11 @@ class _Case:
             )
         if not parts:
             return None
-        words = "; ".join(parts)
-        return Remark(Level.NOTE, "assumed", f"{words[0].upper()}{words[1:]}.")
+        first, *others = [f"{part[0].upper()}{part[1:]}." for part in parts]
+        return Reason(Level.NOTE, Subject.ASSUMED, first, " ".join(others))
 
     def _by_theory(
-        self, layer: LayerView, why: Declined, hidden: Remark | None, remarks: list[Remark | None]
+        self, layer: LayerView, why: Declined, hidden: Reason | None, remarks: list[Reason | None]
     ) -> Preflight:
         """The verdict without a rehearsal: a small batch under a plain protocol should come back."""
         samples = self.protocol.total or _GUESSED_BATCH
@@ -358,19 +398,26 @@ class _Case:
         elif hidden is not None:
             remarks.append(hidden)
             reached, happened = Exposure.NOT_EXPOSED, _HIDDEN
-        return concluded(reached, happened, remarks, self.structure, layer)
+        advice = []
+        if self.shape is None and reached is Exposure.UNKNOWN and not isinstance(why, TooLarge):
+            words = "Give the shape of one input, if the model cannot be run without."
+            advice.append(Advice(Action.GIVE_SHAPE, words, {"shape": "3x32x32"}))
+        return self._said(reached, happened, remarks, layer, advice)
 
 
-def _remark(played: list[Rehearsal]) -> Remark:
-    """What came back of each kind of data; kinds with the same answer share one part."""
+def _reason(played: list[Rehearsal]) -> Reason:
+    """What came back of each kind of data, the best first; the same answers share a part."""
     kinds: dict[str, list[str]] = {}
-    for one in played:
+    for one in sorted(played, key=lambda one: _ORDER.index(one.score.recovery)):
         some = one.score.recovered
         proof = f", {one.certified} of them proved" if some else f" ({one.cause.value})"
-        kinds.setdefault(f"{one.score.words}{proof}", []).append(one.kind.words)
-    words = "; ".join(f"{found}, with {' and '.join(names)}" for found, names in kinds.items())
+        kinds.setdefault(f"{one.score.words}{proof}", []).append(one.kind.name)
+    first, *others = [
+        f"{found[0].upper()}{found[1:]}: {', '.join(names)}." for found, names in kinds.items()
+    ]
+    others += [f"{one.kind.name.capitalize()} are {one.kind.words}." for one in played]
     level = Level.EXPOSED if any(one.score.recovered for one in played) else Level.NOTE
-    return Remark(level, "rehearsal", f"{words[0].upper()}{words[1:]}.")
+    return Reason(level, Subject.REHEARSAL, first, " ".join(others))
 
 
 def _others(best: Rehearsal, played: list[Rehearsal]) -> str:
@@ -395,22 +442,33 @@ def _of_update(
     reached = (
         Exposure.EXPOSED if likely else Exposure.PARTLY if found.recovered else Exposure.UNKNOWN
     )
+    level = Level.EXPOSED if found.recovered else Level.NOTE
+    proved = int(result.certified.sum())
+    seen = result.batch_size
+    of = f" of {seen}" if seen else ""
+    short = f"{found.recovered}{of} samples came back, {proved} of them proved."
     remarks = [
-        Remark(Level.EXPOSED if found.recovered else Level.NOTE, "the update", f"{result.reason}."),
+        Reason(level, Subject.UPDATE, short, f"{result.reason[0].upper()}{result.reason[1:]}."),
         model_checks.what_it_reads(layer),
         model_checks.before_the_layer(layer),
     ]
     if model is not None:
         remarks += [model_checks.modes(model), model_checks.embeddings(model)]
-    seen = result.batch_size
     if seen and protocol.total not in (None, seen):
-        words = (
-            f"The update shows {seen} samples, but {protocol.total} were stated: duplicates and "
-            "samples with a vanishing gradient do not show."
-        )
-        remarks.append(Remark(Level.NOTE, "batch size", words))
+        words = f"The update shows {seen} samples, but {protocol.total} were stated."
+        more = "Duplicates and samples with a vanishing gradient do not show."
+        remarks.append(Reason(Level.NOTE, Subject.BATCH_SIZE, words, more))
     happened = found.headline[0].lower() + found.headline[1:].removesuffix(".")
-    judged = concluded(reached, happened, remarks, structure, layer)
+    advice = []
+    if found.recovered:
+        words = "See the samples, and what the verdict rests on: spear invert with the same files."
+        advice.append(Advice(Action.SHOW, words))
+    if result.cause is Cause.TIME:
+        words = "The search ran out of time: give it more."
+        advice.append(Advice(Action.GIVE_TIME, words, {"max_seconds": 10 * max_seconds}))
+    judged = concluded(
+        reached, happened, remarks, structure, layer, protocol=protocol, advice=advice
+    )
     return replace(judged, batch_size=seen or protocol.total)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from spear.check.checks import preflight
 from spear.check.conclusion import Exposure, Preflight
+from spear.check.reasons import Action, Advice, Reason, Subject
 from spear.errors import Declined, InvalidFile, InvalidOption
 from spear.files import (
     UpdateFiles,
@@ -21,7 +22,7 @@ from spear.files import (
     positional,
     read_tensors,
 )
-from spear.report import Level, Remark, Table
+from spear.report import Level, Table
 from spear.update import Protocol, Sends, linear_layers, plain_mlp
 
 
@@ -89,10 +90,12 @@ def check_files(
     return _assuming(preflight(recognised, protocol=protocol, **options), _MLP)
 
 
-_MLP = (
-    "No model was given: the weights were taken for a plain MLP with a ReLU behind every layer "
-    "but the last, and without dropout. With other activations this verdict does not hold: give "
-    "the model."
+_MLP = Reason(
+    Level.NOTE,
+    Subject.ASSUMED,
+    "No model was given: the weights were taken for a plain MLP with a ReLU behind every layer but "
+    "the last, and without dropout.",
+    "With other activations this verdict does not hold: give the model.",
 )
 
 
@@ -112,7 +115,7 @@ def _with_update(
     )
     model = None if view.model is None else _in_mode(view.model, files.mode)
     found = preflight(model, protocol=view.protocol, update=view, layer=layer, **options)
-    return _assuming(found, *view.notes)
+    return _assuming(found, *(Reason(Level.NOTE, Subject.ASSUMED, note) for note in view.notes))
 
 
 def _built(files: CheckFiles) -> nn.Module:
@@ -143,9 +146,8 @@ def _in_mode(model: nn.Module, mode: str | None) -> nn.Module:
     return model if mode is None else model.train(mode == "train")
 
 
-def _assuming(found: Preflight, *assumptions: str) -> Preflight:
-    notes = tuple(Remark(Level.NOTE, "assumed", words) for words in assumptions)
-    return replace(found, remarks=(*found.remarks, *notes))
+def _assuming(found: Preflight, *assumptions: Reason) -> Preflight:
+    return replace(found, rests_on=(*found.rests_on, *assumptions))
 
 
 def _by_shapes(weights: dict[str, Tensor], why: str) -> Preflight:
@@ -155,10 +157,12 @@ def _by_shapes(weights: dict[str, Tensor], why: str) -> Preflight:
         for layer in linear_layers(weights)
     )
     table = Table("Linear layers", ("layer", "inputs → outputs", "bias"), rows)
-    words = (
-        f"The weights are not those of a plain MLP ({why}), and names and shapes do not say which "
-        "activations stand between the layers. Give the model (package.module:factory)."
+    reason = Reason(
+        Level.NOTE,
+        Subject.NO_MODEL,
+        "Names and shapes of weights do not say which activations stand between the layers.",
+        f"They are not those of a plain MLP ({why}).",
     )
+    advice = Advice(Action.GIVE_MODEL, "Give the model.", {"model": "package.module:factory"})
     headline = "Unknown: weights alone do not say where the ReLUs are. Give the model."
-    remark = Remark(Level.NOTE, "no model", words)
-    return Preflight(Exposure.UNKNOWN, headline, (remark,), table)
+    return Preflight(Exposure.UNKNOWN, headline, (reason,), (advice,), table)

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 import spear
-from spear.cli import audit, bench, check, data, demo, invert, theory
+from spear.cli import audit, bench, check, data, demo, invert, rows, theory
+from spear.cli.completion import as_typed
 from spear.cli.console import PlainConsole, complain, give_up_stdout
 from spear.cli.reproduce import reproduce
 from spear.errors import SpearError
@@ -19,6 +20,8 @@ from spear.errors import SpearError
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    suggest_commands=False,  # click does
     help="Shows, exactly and provably, what a federated-learning update gives away.",
 )
 console = PlainConsole()
@@ -33,6 +36,9 @@ def run() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     keep_private()
+    if os.environ.get("_SPEAR_COMPLETE") == "complete_bash":
+        line, word = as_typed(os.environ["COMP_WORDS"], int(os.environ["COMP_CWORD"]))
+        os.environ.update(COMP_WORDS=line, COMP_CWORD=str(word))
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
@@ -103,6 +109,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], str]] = {
         reproduce: "Example: spear reproduce main --batches 10 --data ~/datasets",
         data.data: "Example: spear data --data ~/datasets",
         bench.bench: "Example: spear bench cifar10:20x200 mnist:20x200:raw --compare 2",
+        rows.rows: rows.EPILOG,
         theory.theory: "Example: spear theory --batch-size 16 --width 200",
     },
 }

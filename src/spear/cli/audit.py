@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from spear.cli import options as told
+from spear.cli.advice import show_advice
 from spear.cli.console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
+from spear.cli.progress import Activity
 from spear.errors import DataError, InvalidOption
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def audit(
     """Attack a model under many settings: where does leakage start and stop, and at what cost?"""
     from spear.cli import output_files
     from spear.cli.output_files import apart, existing, parse_image_format, writable, write
+    from spear.cli.reproduce import stoppable
 
     target = report_file or out / "report.html"
     existing(model, data)
@@ -131,6 +133,7 @@ def audit(
         writable(path, None if data is None else Path(data))
     apart(json=json, report=target, junit=junit, sarif=sarif)
 
+    activity = Activity.begin(quiet=quiet)
     from spear.federated import Privacy
     from spear.sweep import (
         Grid,
@@ -146,7 +149,7 @@ def audit(
 
     began = time.monotonic()
     lists = {
-        name: _list(text, kind)
+        name: _list(name, text, kind)
         for kind, given in (
             (int, {"samples": samples, "width": width, "epochs": epochs, "clients": clients}),
             (int, {"local_batch_size": local_batch_size, "rounds": rounds}),
@@ -157,6 +160,7 @@ def audit(
         for name, text in given.items()
     }
     image_format = None if shape is None else parse_image_format(shape, mean, std)
+    activity.tell("reading the data")
     subject = Subject(
         model, data, loss, image_format, trained_steps=trained_steps, server_lr=server_lr
     )
@@ -173,14 +177,14 @@ def audit(
     console = PlainConsole(stderr=str(json) == "-")
     planned.check()
     if redact and not only_draw and forget_examples(out):
-        console.print("--redact: recovered samples that an earlier run kept here are removed")
+        activity.pause()
+        console.say("--redact: recovered samples that an earlier run kept here are removed")
     if not only_draw:
-        silent = quiet or console.stderr  # its progress goes where the JSON goes
-        _run_missing(
-            planned, out, local_engine(workers, subject), console, quiet=silent, again=again
-        )
-    with console.status("attacking a few updates again, to show them"):
+        _run_missing(planned, out, local_engine(workers, subject), console, activity, again=again)
+    activity.tell("attacking a few updates again, to show them")
+    with stoppable(out):
         shown = _examples(planned, out, only_draw=only_draw, redact=redact)
+    activity.tell("drawing the report")
     made = sweep_report(
         planned,
         out,
@@ -188,7 +192,10 @@ def audit(
         settings={"command": shlex.join(["spear", *sys.argv[1:]])},
         seconds=None if only_draw else time.monotonic() - began,
     )
+    activity.pause()
     show(console, made, quiet=quiet, verbose=verbose)
+    if not quiet:
+        show_advice(console, made)
     kept = made.redacted() if redact else made
     for path in write(kept, json, target, junit=junit, sarif=sarif, fail_on=fail_on):
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
@@ -197,20 +204,31 @@ def audit(
 
 
 def _run_missing(
-    planned: Sweep, out: Path, engine: Engine, console: Console, *, quiet: bool, again: bool
+    planned: Sweep,
+    out: Path,
+    engine: Engine,
+    console: PlainConsole,
+    activity: Activity,
+    *,
+    again: bool,
 ) -> None:
     from spear.cli.reproduce import run_part, stoppable
     from spear.sweep import work
 
-    if not quiet:
-        console.print(
-            f"{len(planned.grid.settings)} settings, {planned.repeats} private batches each; base: "
-            f"{escape(planned.grid.base.words())}",
-            soft_wrap=True,
+    if not activity.quiet:
+        activity.pause()
+        model, private = planned.subject.model, planned.subject.data
+        console.say(
+            f"attacking {escape(str(model or 'a built-in ReLU network'))} on "
+            f"{escape(str(private or 'photos'))}"
         )
-    with stoppable(console, out):
+        console.say(
+            f"{len(planned.grid.settings)} settings, {planned.repeats} private batches each; base: "
+            f"{escape(planned.grid.base.words())}"
+        )
+    with stoppable(out):
         for part in planned.parts(out, again=again):
-            run_part(part, work(planned), engine, console, quiet=quiet)
+            run_part(part, work(planned), engine, activity)
 
 
 def _examples(planned: Sweep, out: Path, *, only_draw: bool, redact: bool) -> Sequence[Finding]:
@@ -228,10 +246,10 @@ def _examples(planned: Sweep, out: Path, *, only_draw: bool, redact: bool) -> Se
     return shown
 
 
-def _list(text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...]:
+def _list(name: str, text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...]:
     """Values separated by commas; none and off are no value.
 
-    >>> _list("8,16", int), _list("none, 1", float), _list(None, int)
+    >>> _list("lr", "8,16", int), _list("clip", "none, 1", float), _list("lr", None, int)
     ((8, 16), (None, 1.0), ())
     """
     if text is None:
@@ -240,44 +258,54 @@ def _list(text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...]:
         parts = [part.strip() for part in text.split(",")]
         return tuple(None if part in ("none", "off") else kind(part) for part in parts)
     except ValueError as error:
-        raise InvalidOption(f"expected a list such as 8,16,32, got {text!r}: {error}") from error
+        such = "0.1,1" if kind is float else "8,16,32"
+        raise InvalidOption(
+            f"expected {{{name}}} to be numbers such as {such}, got {text!r}", arguments=(name,)
+        ) from error
 
 
-def show(console: Console, made: Report, *, quiet: bool, verbose: bool) -> None:
+def show(console: PlainConsole, made: Report, *, quiet: bool, verbose: bool) -> None:
     """The table, where leakage starts and stops, and the verdict."""
     from spear.sweep import EXPLANATIONS
 
     if not quiet:
-        console.print(_table(made.tables[0]))
+        console.print(_table(*made.tables[:2]))
         for remark in made.remarks:
             if verbose or remark.subject not in EXPLANATIONS:
-                console.print(
-                    f"[b]{escape(remark.subject)}[/b]: {escape(remark.words)}", soft_wrap=True
-                )
+                console.say(f"[b]{escape(remark.subject)}[/b]: {escape(remark.words)}")
     verdicts = {str(row[1]) for row in made.tables[0].rows}
     colour = next((_COLOURS[verdict] for verdict in _COLOURS if verdict in verdicts), "dim")
-    console.print(f"[b {colour}]{escape(made.headline)}[/b {colour}]", soft_wrap=True)
+    console.say(f"[b {colour}]{escape(made.headline)}[/b {colour}]")
 
 
-def _table(full: ReportTable) -> Table:
+def _table(full: ReportTable, times: ReportTable) -> Table:
     """What the terminal has room for."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), show_edge=False)
     table.add_column("setting", min_width=20, overflow="fold")
-    quality = full.columns[10].removeprefix("held-out ").removesuffix(", %")
+    quality = full.columns[6].removeprefix("held-out ").removesuffix(", %")
     for title in ("leaks", "95 %", "exact", "best dB", "s", quality, "cost"):
         table.add_column(title, justify="right", no_wrap=True)
-    for row in full.rows:
-        name, verdict, leaks, low, high, exact, *_, best, seconds, gain, _, cost, spread = row
+    seconds = {row[0]: row[times.columns.index("seconds")] for row in times.rows}
+    for name, verdict, leaks, interval, exact, best, gain, cost in full.rows:
         colour = _COLOURS[str(verdict)]
         table.add_row(
             escape(str(name)),
             f"[{colour}]{_number(leaks, '%')}[/{colour}]",
-            f"{low:.0f}-{high:.0f}",
+            _text(interval),
             _number(exact, "%"),
-            *map(_number, (best, seconds, gain)),
-            _number(cost) + ("" if spread is None else f" ±{_number(spread)}"),
+            *map(_number, (best, seconds[name], gain)),
+            _text(cost),
         )
     return table
+
+
+def _text(value: Cell) -> str:
+    """Figures of the page in the terminal's narrower form.
+
+    >>> _text("9\u201399"), _text("0.7 ± 3.4")
+    ('9-99', '0.7 ±3.4')
+    """
+    return "-" if value is None else str(value).replace("\u2013", "-").replace("± ", "±")
 
 
 def _number(value: Cell, unit: str = "") -> str:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
+from spear.cli import completion
 from spear.cli.console import MOST_TRIALS, PlainConsole
+from spear.cli.progress import Activity
 from spear.cli.reproduce import Again, Data, OnlyDraw, Seed, Workers, run_part, stoppable
+from spear.cli.tables import show_table
 from spear.errors import InvalidOption
 
 console = PlainConsole()
@@ -24,6 +26,17 @@ def bench(
     compare: Annotated[
         int, typer.Option(min=0, help="Batches per setting that the sampling finder inverts too.")
     ] = 0,
+    finder: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A finder beside ours, on the same batches; may be given again.",
+            autocompletion=completion.finders,
+        ),
+    ] = None,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="A rival attack beside ours: geiping, cocktail or your own; likewise."),
+    ] = None,
     max_seconds: Annotated[
         float, typer.Option(help="Time limit of one inversion, in seconds.")
     ] = 600,
@@ -37,10 +50,13 @@ def bench(
     """Measure the engine on fresh batches of real images: exact rate, time, memory, PSNR.
 
     A setting is data:BxM or data:BxM:raw, such as cifar10:20x200; without any, those of the README.
+    A finder or an attack is a name, my_file.py:Name or package.module:name.
     """
+    activity = Activity.begin()
     from spear.cli.output_files import writable
     from spear.experiments import frontier
-    from spear.experiments.common import Plan, drawing, reproduce
+    from spear.experiments.common import Plan, reproduce
+    from spear.experiments.common.additions import Addition
     from spear.trials import LocalEngine, RowFile
 
     if out.suffix != ".jsonl":
@@ -48,21 +64,28 @@ def bench(
     for path in (out, plot):
         writable(path)
     file, wanted = RowFile(out.parent, out.stem), Plan(batches, seed, {})
-    cells = {
-        finder: [frontier.cell(text, finder, max_seconds) for text in settings or frontier.BAR]
-        for finder in ("cascade", "sampling")
-    }
+    finders = [name for name in finder or () if name != "cascade"]  # it runs anyway
+    additions = [*map(Addition.finder, finders), *map(Addition.attack, attack or ())]
+    cells = [frontier.cell(text, "cascade", max_seconds) for text in settings or frontier.BAR]
+    sampling = [{**cell, "finder": "sampling"} for cell in cells]
+    beside = [frontier.beside(cell, addition) for addition in additions for cell in cells]
     if not only_draw:
         trials = [
-            *wanted.each(cells["cascade"], "frontier"),
-            *wanted.each(cells["sampling"], "frontier", at_most=compare),
+            *wanted.each([*cells, *beside], "frontier"),
+            *wanted.each(sampling, "frontier", at_most=compare),
         ]
-        part = reproduce.runnable(trials, file, data, again)
-        with stoppable(console, out):
-            run_part(part, reproduce.work(data), LocalEngine(workers), console)
+        once = list({trial.key: trial for trial in trials}.values())
+        activity.tell("looking at the datasets")
+        part = reproduce.runnable(once, file, data, again)
+        with stoppable(out):
+            run_part(part, reproduce.work(data, additions), LocalEngine(workers), activity)
     rows = list(file.rows().values())
-    for table in (frontier.frontier_table(rows), frontier.stages_table(rows)):
-        console.print(escape(drawing.markdown(table)), soft_wrap=True)
+    activity.pause()
+    tables = [frontier.frontier_table(rows), frontier.stages_table(rows)]
+    compared = frontier.comparison_table(rows)
+    for table in tables if compared is None else [*tables, compared]:
+        console.print()
+        show_table(console, table)
     if plot is not None:
         from spear.report import plots
 

@@ -10,25 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
+from spear.cli import completion
 from spear.cli import options as told
-from spear.cli.console import PlainConsole
+from spear.cli.console import PlainConsole, as_option
 from spear.cli.options import option
 from spear.cli.output_files import apart, existing, exit_code, writable, write
+from spear.cli.progress import Activity
+from spear.cli.tables import show_table
 from spear.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from spear.check import Preflight
+    from spear.check import Advice, Preflight
+    from spear.report import Report
 
 _EXIT_CODES = {"not exposed": 0, "partly exposed": 10, "unknown": 10, "exposed": 20}
 _COLOURS = {0: "green", 10: "yellow", 20: "red"}  # by exit code
-_NEXT = {
-    0: "spear audit measures it on data like yours, and utility beside it.",
-    10: "spear audit measures on data like yours where leakage starts and stops.",
-    20: "spear audit measures which batch sizes, noise or aggregation stop it, and what they cost.",
-}
 _GROUPS = {
     "exposed": ("red", "What exposes it"),
     "protected": ("green", "What stands in the way"),
@@ -69,14 +67,25 @@ def check(
     difference: Annotated[
         Path | None, option(_WHAT, "Or the weights sent back minus the weights received.")
     ] = None,
-    layer: Annotated[str | None, option(_WHAT, "Judge this layer.")] = None,
+    layer: Annotated[
+        str | None, option(_WHAT, "Judge this layer.", autocompletion=completion.layers)
+    ] = None,
     shape: Annotated[str | None, option(_WHAT, "Shape of one input: 3x32x32, or 784.")] = None,
     data: Annotated[
         str | None,
-        option(_WHAT, "Made-up photos, pixels (in [0, 1]), drawings, table or numbers; or all."),
+        option(
+            _WHAT,
+            "Made-up photos, pixels (in [0, 1]), drawings, table or numbers; or all.",
+            autocompletion=completion.one_of(("photos", "pixels", "drawings", "table", "numbers")),
+        ),
     ] = None,
     mode: Annotated[
-        str | None, option(_WHAT, "train or eval; by default as the factory leaves it.")
+        str | None,
+        option(
+            _WHAT,
+            "train or eval; by default as the factory leaves it.",
+            autocompletion=completion.one_of(("train", "eval")),
+        ),
     ] = None,
     samples: told.Samples = None,
     lr: told.Lr = None,
@@ -118,6 +127,9 @@ def check(
     sarif: told.Sarif = None,
     fail_on: told.FailOn = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="All there is to know, and the layers.")
+    ] = False,
 ) -> None:
     """Rehearse the attack with made-up data: are this model and protocol exposed, and why?"""
     words = told.of_protocol(locals())
@@ -126,6 +138,7 @@ def check(
         writable(path, weights, update, after, difference)
     apart(json=json, report=report, junit=junit, sarif=sarif)
 
+    activity = Activity.begin(quiet=quiet)
     from spear.check import CheckFiles, check_files
     from spear.federated import Privacy
     from spear.update import Protocol
@@ -136,7 +149,7 @@ def check(
     protocol, privacy = Protocol.of(**words), Privacy(delta, dataset_size, steps)
     input_shape = None if shape is None else _sizes(shape)
     began = time.monotonic()
-    status = PlainConsole(stderr=True)
+    activity.tell("building the model")
     found = check_files(
         files,
         protocol=protocol,
@@ -147,14 +160,15 @@ def check(
         rounds=rounds,
         server_lr=server_lr,
         max_seconds=max_seconds,
-        tell=lambda words: None if quiet else status.print(f"[dim]{escape(words)} ...[/dim]"),
+        tell=activity.tell,
     )
     seconds = time.monotonic() - began
+    activity.pause()
     console = PlainConsole(stderr=str(json) == "-")
-    _show(console, found, quiet)
     command = shlex.join(["spear", *sys.argv[1:]])
     name = model or (weights.name if weights else "the model")
     made = found.report(f"Is {name} exposed?", settings={"command": command}, seconds=seconds)
+    _show(console, found, made, quiet=quiet, verbose=verbose)
     for path in write(made, json, report, junit=junit, sarif=sarif, fail_on=fail_on):
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
     raise typer.Exit(exit_code(made, fail_on, _EXIT_CODES[found.verdict.value]))
@@ -170,18 +184,49 @@ def _sizes(shape: str) -> tuple[int, ...]:
     return sizes
 
 
-def _show(console: Console, found: Preflight, quiet: bool) -> None:
+def _show(
+    console: PlainConsole, found: Preflight, made: Report, *, quiet: bool, verbose: bool
+) -> None:
+    """One screen of 80 columns and 24 lines; all there is to know if verbose."""
     verdict, _, rest = found.headline.partition(":")
-    code = _EXIT_CODES[found.verdict.value]
-    colour = _COLOURS[code]
-    console.print(f"[b {colour}]{escape(verdict)}[/b {colour}]:{escape(rest)}", soft_wrap=True)
+    colour = _COLOURS[_EXIT_CODES[found.verdict.value]]
+    console.say(f"[b {colour}]{escape(verdict)}[/b {colour}]:{escape(rest)}")
     if quiet:
         return
+    if verbose:
+        _show_all(console, found)
+    else:
+        console.print("\n[b]Why[/b]")
+        for reason in found.reasons:
+            tint, _ = _GROUPS[reason.level.value]
+            console.say(
+                f"[{tint}]{reason.subject.value}[/{tint}]: {escape(reason.words)}", lead="  - "
+            )
+    console.print("\n[b]What to do[/b]")
+    for number, advice in enumerate(found.what_to_do, 1):
+        console.say(f"{escape(advice.words)}{_how(advice, made)}", lead=f"  {number}. ")
+    if not verbose:
+        console.print("[dim]Details: the same command with -v[/dim]")
+
+
+def _how(advice: Advice, made: Report) -> str:
+    """What to type, as markup."""
+    options = " ".join(f"{as_option(name)} {value}" for name, value in advice.options.items())
+    if options:
+        return f" Add [b]{escape(options)}[/b]."
+    if advice.action.name == "MEASURE":
+        return f" [b]{escape(made.advice.steps[-1].command)}[/b]"
+    return ""
+
+
+def _show_all(console: PlainConsole, found: Preflight) -> None:
     for level, (tint, title) in _GROUPS.items():
         own = [remark for remark in found.remarks if remark.level.value == level]
         if own:
             console.print(f"\n[b]{title}[/b]")
         for remark in own:
-            words = f"  [{tint}]{escape(remark.subject)}[/{tint}]: {escape(remark.words)}"
-            console.print(words, soft_wrap=True)
-    console.print(f"\n[b]What to do[/b]\n  {_NEXT[code]}", soft_wrap=True)
+            words = f"[{tint}]{escape(remark.subject)}[/{tint}]: {escape(remark.words)}"
+            console.say(words, lead="  - ")
+    if found.layers.rows:
+        console.print(f"\n[b]{found.layers.title}[/b]")
+        show_table(console, found.layers)

@@ -21,6 +21,7 @@ _CONTROL_CHARACTERS = re.compile(
 LARGEST_SEED = 2**32 - 1
 MOST_WORKERS, MOST_TRIALS = 1024, 10**6  # more is a slip of the keyboard
 _LONGEST = 2000  # characters of a complaint
+_NARROWEST, _WIDEST = 20, 1000  # columns
 
 
 def as_option(argument: str) -> str:
@@ -46,18 +47,43 @@ class PlainConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, emoji=False, **options)
+        self.width = max(self.width, _NARROWEST)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """All text passes through here, that of tables too."""
         return super().render_str(shown(text), **options)
+
+    @property
+    def folds(self) -> bool:
+        """Is a width known? A pipe has none unless COLUMNS says so."""
+        return self.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+
+    def unfolded(self) -> PlainConsole:
+        """This console; where no width is known, one that is wide enough for any table."""
+        return self if self.folds else PlainConsole(file=self.file, width=_WIDEST)
+
+    def say(self, words: str, *, lead: str = "") -> None:
+        """A paragraph of markup, folded at words where a width is known.
+
+        Args:
+            words: of the paragraph.
+            lead: stands before the first line; the others are indented as far.
+        """
+        begin, text = self.render_str(lead), self.render_str(words)
+        if not self.folds:
+            self.print(begin + text, soft_wrap=True)
+            return
+        for line in text.wrap(self, max(_NARROWEST, self.width - begin.cell_len)):
+            line.rstrip()
+            self.print(begin + line, soft_wrap=True)
+            begin = Text(" " * begin.cell_len)
 
 
 def complain(error: BaseException) -> None:
     """Say what went wrong, in one line on the standard error."""
     words = " ".join(_words(error).split())
     more = " ..." if len(words) > _LONGEST else ""
-    console = PlainConsole(stderr=True)
-    console.print("[red]spear:[/red]", escape(words[:_LONGEST] + more), soft_wrap=True)
+    PlainConsole(stderr=True).say(escape(words[:_LONGEST] + more), lead="[red]spear:[/red] ")
 
 
 def give_up_stdout() -> None:

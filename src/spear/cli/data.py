@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from spear.cli.console import PlainConsole
+from spear.cli.progress import Activity
 
 if TYPE_CHECKING:
     from spear.data import Found
 
 _COLOURS = {"found": "green", "damaged": "red", "missing": "yellow"}  # of states
 console = PlainConsole()
-_WIDE = 1000  # characters of a line that no terminal folds
 
 
 def data(
@@ -33,15 +32,16 @@ def data(
 
     Ends with 1 if something is damaged, with 2 if no folder was named or there is none.
     """
+    activity = Activity.begin()
     from spear.data import catalogue, survey
 
+    activity.tell("looking at the datasets")
     found = catalogue() if folder is None else survey(folder)
+    activity.pause()
     if as_json:
         console.out(json.dumps(_record(found, folder), indent=2), highlight=False)
     else:
-        # Lines are folded for terminals only.
-        piped = PlainConsole(file=console.file, width=_WIDE)
-        _show(found, folder, console if console.is_terminal else piped)
+        _show(found, folder, console.unfolded())
     if folder is None:
         raise typer.Exit(2)
     if any(item.state.value == "damaged" for item in found):
@@ -66,15 +66,15 @@ def _record(found: Sequence[Found], folder: Path | None) -> dict[str, object]:
     }
 
 
-def _show(found: Sequence[Found], folder: Path | None, console: Console) -> None:
+def _show(found: Sequence[Found], folder: Path | None, console: PlainConsole) -> None:
     wanted = [item for item in found if item.state.value != "found"]
     if folder is None:
-        console.print("No folder was named: give --data or set SPEAR_DATA. What SPEAR reads there:")
+        console.say("No folder was named: give --data or set SPEAR_DATA. What SPEAR reads there:")
     else:
-        console.print(f"Datasets in [b]{escape(str(folder))}[/b]:")
+        console.print(f"Datasets in [b]{escape(str(folder))}[/b]:", soft_wrap=True)
         console.print(_table(found, folder))
         if wanted:
-            console.print("Where to get what is missing or damaged (SPEAR downloads nothing):")
+            console.say("Where to get what is missing or damaged (SPEAR downloads nothing):")
     for item in wanted:
         console.print(f"[b]{item.name}[/b], for {escape(item.used_by)}")
         lines = f"  {item.source.page}\n  {item.source.line(folder)}"

@@ -10,7 +10,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from spear.cli import completion
 from spear.cli.console import LARGEST_SEED, PlainConsole
+from spear.cli.progress import Activity
 
 if TYPE_CHECKING:
     from spear.trials import DemoRun
@@ -36,7 +38,10 @@ def demo(
     seed: Annotated[
         int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of weights, photos and search.")
     ] = 0,
-    finder: Annotated[str, typer.Option(help="How directions are found.")] = "cascade",
+    finder: Annotated[
+        str,
+        typer.Option(help="How directions are found.", autocompletion=completion.finders),
+    ] = "cascade",
     max_seconds: Annotated[float | None, typer.Option(help="Stop after this long.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the page.")] = Path(
         "spear-demo"
@@ -47,7 +52,7 @@ def demo(
 
     With several rounds, batches larger than the layers come back: --rounds 20 -b 200 -m 100.
     """
-    from spear.cli.progress import progress
+    activity = Activity.begin(quiet=quiet)
     from spear.files import make_private, write_private
     from spear.trials import DemoSettings, run_demo
 
@@ -56,20 +61,30 @@ def demo(
     settings = DemoSettings(samples, width, depth, pixels, seed, finder, max_seconds, rounds)
     make_private(out)  # a folder that cannot be written to ends it here
     if not quiet:
+        activity.pause()
         several = rounds > 1
-        console.print(
+        console.say(
             f"A client computes one gradient {'per round ' if several else ''}on [b]{samples}[/b] "
             f"private photos {f'for [b]{rounds}[/b] rounds ' if several else ''}"
-            f"({pixels} x {pixels}, {depth}-layer ReLU network of width {width}).\n"
+            f"({pixels} x {pixels}, {depth}-layer ReLU network of width {width})."
+        )
+        console.say(
             f"The server sees the model and the gradient{' of each round' if several else ''}, "
             "nothing else."
         )
-    with progress(console, quiet) as show:
-        run = run_demo(settings, show)
+    activity.tell("computing the gradient of private photos")
+    run = run_demo(settings, activity.stage)
     if len(run.recovered):
+        activity.tell("drawing the picture and the page")
         write_private(out / "recovered.png", run.picture())
         run.report().save_page(out / "report.html")
+    activity.pause()
     _show_demo(run, out, quiet)
+    if not len(run.recovered) and not quiet:
+        console.say(
+            "Nothing came back, so there is no page. Try fewer photos (--samples), more neurons "
+            "(--width) or several rounds (--rounds)."
+        )
     if run.result.stats.get("interrupted"):
         raise typer.Exit(130)
     if run.result.outcome.name != "EXACT":
@@ -81,10 +96,11 @@ def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
     if not quiet and len(run.recovered) > _FEW:
         console.print(_summary(run))
     elif not quiet and len(run.recovered):
-        table = Table("photo", "PSNR (dB)", "certified", "label", "label found")
+        table = Table("sample", "photo", "PSNR (dB)", "certified", "true label", "label found")
         for row in run.samples():
             found = row["found_label"]
             table.add_row(
+                str(row["sample"]),
                 str(row["name"]),
                 f"{row['psnr']:.1f}",
                 "[green]yes[/green]" if row["certified"] else "[red]no[/red]",
@@ -94,15 +110,12 @@ def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
         console.print(table)
     colour = "green" if run.result.outcome.name == "EXACT" else "red"
     stats = run.result.stats
-    work = f"{int(stats.get('rounds', 0))} rounds"
-    if run.settings.rounds > 1:
-        work += " of search"
+    work = f"{int(stats.get('rounds', 0))} rounds of search"
     if stats.get("submatrices"):
         work = f"{int(stats['submatrices']):,} submatrices"
-    console.print(
+    console.say(
         f"[b {colour}]{run.result.outcome.name}[/b {colour}]: {escape(run.result.reason)} "
-        f"({run.seconds:.1f} s, {work})",
-        soft_wrap=True,
+        f"({run.seconds:.1f} s, {work})"
     )
     if len(run.recovered):
         files = f"picture: {out / 'recovered.png'}\npage:    {out / 'report.html'}"

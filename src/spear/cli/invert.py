@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import click
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from spear.cli import completion
 from spear.cli import options as told
+from spear.cli.advice import show_advice
 from spear.cli.console import LARGEST_SEED, PlainConsole
 from spear.cli.options import option
 from spear.cli.output_files import (
@@ -25,7 +26,7 @@ from spear.cli.output_files import (
     writable,
     write,
 )
-from spear.cli.progress import progress
+from spear.cli.progress import Activity
 from spear.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -101,7 +102,12 @@ def invert(
         ),
     ] = None,
     layer: Annotated[
-        str | None, option(_WHAT, "The layer to attack; by default the one closest to the data.")
+        str | None,
+        option(
+            _WHAT,
+            "The layer to attack; by default the one closest to the data.",
+            autocompletion=completion.layers,
+        ),
     ] = None,
     each_round: Annotated[
         list[_Round] | None,
@@ -119,6 +125,7 @@ def invert(
             _ROUNDS,
             "What the UPDATE of --round is: gradient, weights (sent back) or difference.",
             show_default="gradient",
+            autocompletion=completion.one_of(("gradient", "weights", "difference")),
         ),
     ] = None,
     rounds: Annotated[
@@ -163,6 +170,14 @@ def invert(
             "File with the client's 'inputs' and 'labels', to compare with; the attack never sees it.",
         ),
     ] = None,
+    columns: Annotated[
+        str | None,
+        option(
+            _WRITE,
+            "Names of a table's inputs: age,income,... or a file with one on each line. "
+            "sex=Female and sex=Male are one feature.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, option(_WRITE, "Folder for recovered.safetensors, and PNGs with --shape.")
     ] = None,
@@ -176,7 +191,14 @@ def invert(
     redact: Annotated[
         bool, option(_WRITE, "Leave recovered data out of JSON and report.", "--redact")
     ] = False,
-    finder: Annotated[str, option(_SEARCH, "cascade or sampling.")] = "cascade",
+    finder: Annotated[
+        str,
+        option(
+            _SEARCH,
+            "cascade, sampling, or your own: my_finder.py:MyFinder.",
+            autocompletion=completion.finders,
+        ),
+    ] = "cascade",
     max_seconds: Annotated[float | None, option(_SEARCH, "Stop after this long.")] = None,
     seed: Annotated[int, option(_SEARCH, "Seed of the search.", min=0, max=LARGEST_SEED)] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only the verdict.")] = False,
@@ -190,6 +212,10 @@ def invert(
         raise InvalidOption(
             "--redact leaves recovered data out, and --out writes it: give only one of them"
         )
+    if columns is not None and shape is not None:
+        raise InvalidOption(
+            "--columns names the inputs of a table, and --shape is of pictures: give one"
+        )
     one = {"weights": weights, "update": update, "after": after, "difference": difference}
     _told_once(one, each_round, rounds, sends)
     read = [*one.values(), *(path for pair in each_round or () for path in pair), truth]
@@ -198,29 +224,41 @@ def invert(
         writable(path, *read)
     apart(json=json, report=report, junit=junit, sarif=sarif)
 
+    activity = Activity.begin(quiet=quiet)
     import torch  # takes seconds: what can be told without it has been told
 
-    from spear.report import invert_files, save_inputs
+    from spear.experiments.common.additions import Addition
+    from spear.report import invert_files, read_columns, save_inputs
 
+    chosen = Addition.finder(finder)
+    own = {} if chosen.code is None else chosen.settings  # a user's finder, and which code it was
     shared = {"model": model, "layer": layer, "loss": loss}
     files = _files(one, each_round, rounds, sends, words, shared)
     image_format = None if shape is None else parse_image_format(shape, mean, std)
     console = PlainConsole(stderr=str(json) == "-")
-    with progress(console, quiet) as show:
-        made = invert_files(
-            files,
-            image_format=image_format,
-            truth=truth,
-            settings={"command": shlex.join(["spear", *sys.argv[1:]]), "seed": seed},
-            finder=finder,
-            max_seconds=max_seconds,
-            generator=torch.Generator().manual_seed(seed),
-            on_progress=show,
-        )
+    activity.tell("reading the files")
+    made = invert_files(
+        files,
+        image_format=image_format,
+        truth=truth,
+        columns=() if columns is None else read_columns(columns),
+        settings={"command": shlex.join(["spear", *sys.argv[1:]]), "seed": seed, **own},
+        finder=chosen.made_finder(),
+        max_seconds=max_seconds,
+        generator=torch.Generator().manual_seed(seed),
+        on_progress=activity.stage,
+    )
+    activity.pause()
     finding = made.findings[0]
     # Shown before it is written: a full disk loses no verdict.
     show_finding(console, finding, quiet=quiet, verbose=verbose)
     kept = made.redacted() if redact else made
+    if not quiet:
+        show_advice(console, made)
+    if columns is not None and report is None and not quiet:
+        console.say(
+            "The rows, under the names of their columns, are on the page: add --report FILE.html"
+        )
     written = write(kept, json, report, junit=junit, sarif=sarif, fail_on=fail_on)
     if out is not None:
         written += save_inputs(finding, out)
@@ -279,15 +317,15 @@ def _files(
     return [dataclasses.replace(files, protocol=protocol) for files in found]
 
 
-def show_finding(console: Console, finding: Finding, *, quiet: bool, verbose: bool) -> None:
+def show_finding(console: PlainConsole, finding: Finding, *, quiet: bool, verbose: bool) -> None:
     """Show the verdict, and what it rests on, on the terminal."""
     from spear.report import ASSUMPTIONS
 
     if not quiet:
         layers = finding.layer.splitlines()
-        console.print(escape("\n".join(layers if verbose else layers[:1])), soft_wrap=True)
+        console.say(escape("\n".join(layers if verbose else layers[:1])))
         for note in finding.notes:
-            console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
+            console.say(f"[dim]{escape(note)}[/dim]")
         if finding.recovered:
             console.print(_samples(finding))
         if verbose:
@@ -296,13 +334,13 @@ def show_finding(console: Console, finding: Finding, *, quiet: bool, verbose: bo
     what = ", ".join(_qualities(finding))
     said = f"{finding.outcome.name} ({what})" if what else finding.outcome.name
     verdict = f"[b {colour}]{said}[/b {colour}]"
-    console.print(f"{verdict}: {escape(finding.reason)}", soft_wrap=True)
+    console.say(f"{verdict}: {escape(finding.reason)}")
     for detail in () if quiet else finding.details:
-        console.print(f"  {escape(detail)}", soft_wrap=True)
+        console.say(escape(detail), lead="  ")
     if finding.assumptions and not quiet:
         console.print(ASSUMPTIONS)
         for assumption in finding.assumptions:
-            console.print(f"  - {escape(assumption)}", soft_wrap=True)
+            console.say(escape(assumption), lead="  - ")
 
 
 def _qualities(finding: Finding) -> list[str]:
@@ -317,7 +355,7 @@ def _qualities(finding: Finding) -> list[str]:
 
 def _samples(finding: Finding) -> Table:
     truth, errors = finding.truth, finding.predicted_error
-    table = Table("sample", "certified", "label", "error about")
+    table = Table("sample", "certified", "label found", "predicted error")
     if truth is not None:
         table.add_column("true sample")
         table.add_column("PSNR (dB)")

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from spear.cli.console import PlainConsole
+from spear.cli.progress import Activity
 from spear.errors import InvalidOption
 
 console = PlainConsole()
@@ -59,15 +60,16 @@ def theory(
 
     With --rounds: whether several rounds determine the samples, and how many rounds would.
     """
-    from spear import theory as lemmas
-
     b, m = batch_size, width
     if m > _WIDEST:
         raise InvalidOption(f"expected a width of at most {_WIDEST:,}, got {m:,}")
     options = {"movement": movement, "off": off, "noise": noise, "inputs": inputs}
     given = {name: value for name, value in options.items() if value is not None}
+    activity = Activity.begin("computing")
+    from spear import theory as lemmas
+
     if rounds is not None:
-        _of_rounds(b, m, rounds, given)
+        _of_rounds(b, m, rounds, given, activity)
         return
     if given:
         name = next(iter(given))
@@ -95,10 +97,11 @@ def theory(
     }
     for name, value in rows.items():
         table.add_row(name, value)
+    activity.pause()
     console.print(table)
 
 
-def _of_rounds(b: int, m: int, rounds: int, given: dict[str, Any]) -> None:
+def _of_rounds(b: int, m: int, rounds: int, given: dict[str, Any], activity: Activity) -> None:
     """Print what several rounds say of a batch, under the options that were given."""
     from spear import theory as lemmas
 
@@ -120,4 +123,5 @@ def _of_rounds(b: int, m: int, rounds: int, given: dict[str, Any]) -> None:
         "largest batch": f"{lemmas.largest_batch(m, rounds, **given):,}",
     }.items():
         table.add_row(name, value)
+    activity.pause()
     console.print(table)

@@ -1,11 +1,12 @@
 """Beyond the paper: how large a batch comes back exactly, from how wide a layer, in what time.
 
-`spear bench` runs it for any dataset, batch size and width.
+`spear bench` runs it for any dataset, batch size and width, and other finders and attacks beside ours.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ import torch
 
 from spear.errors import InvalidOption
 from spear.experiments.common import Case, Experiment, Plan, Plot, Section, table
+from spear.experiments.common.additions import Addition
+from spear.experiments.common.baselines import attacked
 from spear.experiments.common.batches import NAMES, attack, private_batch
 from spear.experiments.common.experiment import Rows, Settings
 from spear.experiments.common.figures import metric, share_of, time_of, verdicts, where
@@ -48,6 +51,12 @@ COLUMNS = (
 )
 
 
+ARMS = (
+    "data b/m, finder or attack, code, exact batches, samples certified, mean PSNR, worst sample, "
+    "median, times ours, failed or out of time"
+)
+
+
 def cell(setting: str, finder: str = "cascade", max_seconds: float = 600) -> Settings:
     """The settings of `cifar10:20x200` or `cifar10:20x200:raw`.
 
@@ -68,6 +77,15 @@ def cell(setting: str, finder: str = "cascade", max_seconds: float = 600) -> Set
     return {"data": data, "b": b, "m": m, "finder": finder, "max_seconds": max_seconds}
 
 
+def beside(ours: Settings, addition: Addition) -> Settings:
+    """The settings of a finder or an attack on the batches of ours."""
+    if addition.kind == "attack":
+        ours = {name: value for name, value in ours.items() if name != "finder"}
+    if addition.code is None:  # one of ours needs no digest: rows have the version
+        return {**ours, addition.kind: addition.name}
+    return {**ours, **addition.settings}
+
+
 def plan(wanted: Plan) -> Iterator[Trial]:
     yield from wanted.each([cell(setting) for setting in BAR], "frontier")
     yield from wanted.each([cell(COMPARED, "sampling")], "frontier", at_most=AT_MOST)
@@ -75,6 +93,8 @@ def plan(wanted: Plan) -> Iterator[Trial]:
 
 def measure(case: Case) -> Measured:
     batch = private_batch(case)
+    if "attack" in case.settings:
+        return attacked(case, batch)
     view = batch.view()
     before = reset_peak()
     found = compare(batch, attack(case, view, batch.model, case["finder"]))
@@ -168,12 +188,12 @@ def stages_table(rows: Rows) -> Table:
     """Where the time goes, the memory it takes, and what was refused."""
     lines = []
     for size in sizes(rows):
-        own, (data, b, m) = group(rows, size), size
+        own = group(rows, size)
         memory = max(metric(own, "extra_bytes"), default=None)
         spent = [statistics.median(row.stages.get(stage, 0.0) for row in own) for stage in STAGES]
         lines.append(
             [
-                f"{NAMES[data.removesuffix(RAW)]}{' [0, 1]' * data.endswith(RAW)} {b}/{m}",
+                _setting(size),
                 *(f"{seconds:.3f} s" for seconds in spent),
                 "" if memory is None else f"{memory / 1e6:,.0f} MB",
                 f"{sum(metric(own, 'refused')):.0f}",
@@ -181,6 +201,52 @@ def stages_table(rows: Rows) -> Table:
         )
     columns = ["data, b/m", *STAGES, "peak extra memory", "right, not certified"]
     return table(columns, lines, "Median seconds by stage; the largest extra memory of any batch.")
+
+
+def comparison_table(rows: Rows) -> Table | None:
+    """Finders and attacks beside ours, on the batches that ours inverted; None if there are none."""
+    lines, compared = [], list[Row]()
+    for size in sizes(rows):
+        (data, b, m), ours = size, {row.seed: row for row in group(rows, size)}
+        arms: dict[tuple[str, ...], list[Row]] = {}
+        for row in where(rows, data=data, b=b, m=m):
+            if row.seed in ours:
+                arms.setdefault(_arm(row), []).append(row)
+        ordered = sorted(arms.items(), key=lambda arm: arm[0][0] != "cascade")  # ours first
+        for arm, found in ordered if len(arms) > 1 else ():
+            lines.append([_setting(size), *arm, *_beside(found, ours)])
+            compared += found
+    if not lines:
+        return None
+    errors = Counter(f"{_arm(row)[0]}: {row.error}" for row in compared if row.error)
+    told = [f"{count} × {error}." for error, count in errors.most_common(5)]
+    return table(ARMS, lines, " ".join([verdicts(compared), *told]))
+
+
+def _arm(row: Row) -> tuple[str, str]:
+    """What was run, and which code of the user's that was."""
+    kind = "attack" if "attack" in row.settings else "finder"
+    return row.settings[kind], row.settings.get(f"{kind}_code", "")
+
+
+def _setting(size: tuple[str, int, int]) -> str:
+    data, b, m = size
+    return f"{NAMES[data.removesuffix(RAW)]}{' [0, 1]' * data.endswith(RAW)} {b}/{m}"
+
+
+def _beside(found: Rows, ours: Mapping[int, Row]) -> list[str]:
+    rate, psnr, worst = share_of(found), metric(found, "psnr"), metric(found, "worst")
+    spent = [time_of(row) for row in found]
+    ratio = sum(spent) / (sum(time_of(ours[row.seed]) for row in found) or 1e-4)
+    return [
+        f"{rate.count} of {rate.trials}",
+        f"{sum(metric(found, 'certified')):.0f}",
+        decibels(statistics.mean(psnr) if psnr else None),
+        decibels(min(worst, default=None)),
+        f"{statistics.median(spent):.2f} s",
+        f"{ratio:.3g}",
+        str(sum(row.cut_short for row in found) or ""),
+    ]
 
 
 def figure(rows: Rows) -> Figure:

@@ -137,6 +137,7 @@ class Factors:
     has_unresolved_samples: bool = False  # are there more samples, too faint to tell from noise?
     row_factors: Tensor | None = None
     """(m,): what rows of dL/dW and dL/db were multiplied by, and so those of L, and all noise."""
+    evened: Factors | None = None  # with rows of one size, where these show no more samples
     check_time: CheckTime = go_on  # called in long loops; raises once the time is up
 
     @property
@@ -188,10 +189,13 @@ class Factors:
         return D if self.row_factors is None else D / self.row_factors[:, None]
 
     @property
-    def as_sent(self) -> Factors:
-        """The factors with rows as the client sent them; samples that show only otherwise are noise."""
+    def with_other_rows(self) -> Factors | None:
+        """The factors with rows of one size, if these are not, or with rows as the client sent them.
+
+        Samples that show only in rows of one size are noise in those. None if there is no difference.
+        """
         if self.row_factors is None:
-            return self
+            return self.evened
         plain = _factorised(self.view, self.check_time)
         fewer = (plain.batch_size or 0) < self.b
         return dataclasses.replace(
@@ -465,7 +469,7 @@ def factorise(view: LayerUpdate, check_time: CheckTime = go_on) -> Factors:
         alone = _rows_alone(even) if _is_only_rounding(even) else None
     if alone is None or bool(alone.any()):
         return factors
-    return factors if alike and factors.b >= even.b else even
+    return dataclasses.replace(factors, evened=even) if clear and factors.b >= even.b else even
 
 
 def even_rows(view: LayerUpdate, check_time: CheckTime = go_on) -> Tensor | None:

@@ -23,11 +23,12 @@ from spear.files.provenance import commit, versions
 from spear.files.round_files import observe_rounds, rounds_in, rounds_of
 from spear.files.tensors import positional, read_tensors
 from spear.files.update_files import UpdateFiles, loss_of, observe_files
-from spear.files.user_code import accepts, build_model, load_object
+from spear.files.user_code import UserCode, accepts, build_model, load_object
 
 __all__ = [
     "LARGEST_ROWS",
     "UpdateFiles",
+    "UserCode",
     "accepts",
     "build_model",
     "bytes_of",

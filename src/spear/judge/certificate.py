@@ -7,6 +7,7 @@ update is recomputed from the recovered samples, and from the rivals.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +25,8 @@ from spear.judge.layer import (
     patterns_are_significant,
     rows_that_tell,
 )
-from spear.judge.losses import Loss
-from spear.judge.replay import Fit, replaying
+from spear.judge.losses import Loss, UserCodeFailed
+from spear.judge.replay import Fit, declined, replaying
 from spear.judge.replay_rounds import fit_rounds
 from spear.judge.rivals import Ruling
 from spear.judge.selection import Selection
@@ -33,6 +34,8 @@ from spear.judge.simulation import Simulated, simulate
 from spear.judge.training import Retrained, knows_order, retrain, retrain_in_order_found
 from spear.search import TimeIsUp
 from spear.update import LayerUpdate
+
+_REPLAY = "replaying the samples, and rival explanations"
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +60,7 @@ def certify(
     *,
     loss: Loss | None = None,
     generator: torch.Generator | None = None,
+    tell: Callable[[str], None] = lambda words: None,
 ) -> Certificate:
     """Judge a selection: by replay if the model runs and explains the update, otherwise by pattern.
 
@@ -65,6 +69,7 @@ def certify(
         selection: the b samples.
         loss: the client's, if it was told.
         generator: for neighbours of a sample at which a replay is tried again.
+        tell: called with a few words on each step as it starts.
     """
     found = Recovered(factors, selection)
     if factors.noisy and not bool(found.precise.any()):
@@ -76,22 +81,29 @@ def certify(
         unproved = _unproved(found, Cause.TRAINING, (words,))
         if rounds.steps_told:
             return unproved
+        tell(_REPLAY)
         single = _of_one_step(found, loss, generator)  # as below: nobody said how many there were
         return single if bool(single.certified.any()) else unproved
     if protocol.one_step:
+        tell(_REPLAY)
         return _of_one_step(found, loss, generator)
+    tell("repeating the local training")
     repeated = _of_training(found, loss)
     if not repeated.whole:
-        repeated = _best_of_simulations(found, loss, repeated)
+        repeated = _best_of_simulations(found, loss, repeated, tell)
     if repeated.whole or protocol.steps is not None or protocol.mini_batches:
         return repeated
     # Nobody said how many steps there were. The proof for one step holds at any learning rate.
+    tell(_REPLAY)
     single = _of_one_step(found, loss, generator)
     return single if single.certified.sum() > repeated.certified.sum() else repeated
 
 
-def _best_of_simulations(found: Recovered, loss: Loss | None, repeated: Certificate) -> Certificate:
+def _best_of_simulations(
+    found: Recovered, loss: Loss | None, repeated: Certificate, tell: Callable[[str], None]
+) -> Certificate:
     """Where the training does not repeat: simulated, or in the order that simulations lead to."""
+    tell("simulating clients")
     simulated = simulate(found, loss)
     if isinstance(simulated, Declined):
         return repeated
@@ -100,6 +112,7 @@ def _best_of_simulations(found: Recovered, loss: Loss | None, repeated: Certific
         repeated = by_pattern
     if repeated.whole or not simulated.order_may_explain:
         return repeated
+    tell("looking for the order of the samples")
     ordered = _of_training_in_order_found(found, loss)
     if ordered is None or not ordered.certified.sum() > repeated.certified.sum():
         return repeated
@@ -107,15 +120,19 @@ def _best_of_simulations(found: Recovered, loss: Loss | None, repeated: Certific
 
 
 def certify_either_sign(
-    factors: Factors, selection: Selection, loss: Loss | None, generator: torch.Generator
+    factors: Factors,
+    selection: Selection,
+    loss: Loss | None,
+    generator: torch.Generator,
+    tell: Callable[[str], None] = lambda words: None,
 ) -> tuple[Factors, Certificate, str]:
     """What is proved of the update or of its negative; and what was said wrongly."""
     view = factors.view
-    judged = certify(factors, selection, loss=loss, generator=generator)
+    judged = certify(factors, selection, loss=loss, generator=generator, tell=tell)
     if view.model is None or not _may_be_negated(view, judged):
         return factors, judged, view.mistake
     negated = factors.negated
-    other = certify(negated, selection, loss=loss, generator=generator)
+    other = certify(negated, selection, loss=loss, generator=generator, tell=tell)
     if other.labels is None or not bool(other.certified.any()):
         return factors, judged, view.mistake
     return negated, other, view.mistake or _negated_words(view)
@@ -141,6 +158,17 @@ def _of_one_step(
     found: Recovered, loss: Loss | None, generator: torch.Generator | None
 ) -> Certificate:
     """The gradient of one batch at weights that are known."""
+    try:
+        with replaying():
+            return _by_replay(found, loss, generator)
+    except UserCodeFailed as failed:
+        return _by_pattern(found, declined(failed).reason)
+
+
+def _by_replay(
+    found: Recovered, loss: Loss | None, generator: torch.Generator | None
+) -> Certificate:
+    """With the model, as far as it runs."""
     fit = fit_rounds(found, loss, generator=generator)
     if found.view.dropout and not isinstance(fit, Declined) and fit.agrees and fit.dimensions > 1:
         found = Recovered(found.factors, found.selection, replayed=True)  # with smaller errors
@@ -151,15 +179,14 @@ def _of_one_step(
         return _by_pattern(found, "there is no gradient of a later layer to compare")
     if not fit.usable or (fit.labels is None and not fit.can_compare):
         return _unfit(found, fit)
-    with replaying():
-        rulings = [
-            rivals.mix(found, fit),
-            rivals.contradicted(fit),
-            rivals.scale(found, fit),
-            rivals.merge(found, fit),
-            *_of_the_layer(found, fit),
-            _imprecise(found),
-        ]
+    rulings = [
+        rivals.mix(found, fit),
+        rivals.contradicted(fit),
+        rivals.scale(found, fit),
+        rivals.merge(found, fit),
+        *_of_the_layer(found, fit),
+        _imprecise(found),
+    ]
     labels = None if fit.labels is None else torch.where(fit.matched, fit.labels, -1)
     proof = Proof.REPLAY if fit.can_compare else Proof.PATTERN
     remark = "" if fit.told or fit.labels is not None else _ANY_LOSS

@@ -51,7 +51,8 @@ def why_not_found(factors: Factors, stopped: tuple[Cause, str] | None) -> tuple[
     narrow = view.rounds is not None or rows < ROWS_PER_SAMPLE * factors.b
     if stopped is not None:
         cause, again = stopped
-        return cause, f"{again}. {too_narrow(factors)}" if narrow else again
+        # Whether the layer is too narrow shows only once the search has given up by itself.
+        return cause, f"{again}. {too_narrow(factors)}" if narrow and cause is Cause.TIME else again
     too_many = _too_many(factors)
     if too_many or narrow:
         return Cause.NARROW, too_many or too_narrow(factors)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -247,7 +248,7 @@ class Criterion:
         last = torch.full((len(rows),), max(1, self.outputs.main_size - 1), device=rows.device)
         try:
             self(rows, last)
-        except Exception:  # whatever a user's loss raises on a label that it has not
+        except UserCodeFailed:  # it has no such label
             return False
         return True
 
@@ -257,7 +258,8 @@ class Criterion:
         numbers = labels.is_floating_point() and labels.numel() == main.numel()
         targets = labels.to(main).reshape(main.shape) if numbers else cast(labels, main)
         whole = main if self.outputs.plain else self.outputs.structure(rows)
-        return self.loss(whole, targets).sum()
+        with users_code():
+            return self.loss(whole, targets).sum()
 
     def _first_that_runs(self, rows: Tensor) -> Cast:
         casts: tuple[Cast, ...] = (_indices, _one_hot)
@@ -269,7 +271,7 @@ class Criterion:
                 if self._keeps_rows_apart(cast, rows):
                     return cast
                 ran.append(cast)
-            except Exception as error:  # a user's loss may raise anything
+            except UserCodeFailed as error:
                 problems.append(error)
         if ran:
             return ran[0]
@@ -277,11 +279,11 @@ class Criterion:
 
     def _keeps_rows_apart(self, cast: Cast, rows: Tensor) -> bool:
         labels = torch.arange(len(rows), device=rows.device) % 2
-        with torch.enable_grad(), TorchGuard():
+        with torch.enable_grad():
             leaf = rows.detach().requires_grad_()
-            (together,) = torch.autograd.grad(self._with(cast, leaf, labels), leaf)
+            (together,) = gradients_of(self._with(cast, leaf, labels), leaf)
             each = [self._with(cast, leaf[i : i + 1], labels[i : i + 1]) for i in range(len(rows))]
-            (alone,) = torch.autograd.grad(each, leaf)
+            (alone,) = gradients_of(each, leaf)
         factor = (together * alone).sum(1) / alone.square().sum(1)  # nan where there is no slope
         off = (together - factor[:, None] * alone).norm(dim=1) / together.norm(dim=1)
         apart = bool((off.nan_to_num(0.0) <= REPLAY_LIMIT).all())
@@ -395,3 +397,35 @@ class TorchGuard(TorchFunctionMode):
             super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self._state is not None:
             torch.set_rng_state(self._state)
+
+
+class UserCodeFailed(Exception):
+    """The user's model or loss raised something, which is the cause of this."""
+
+    def __str__(self) -> str:
+        lines = str(self.__cause__).strip().splitlines() or [""]
+        return f"{type(self.__cause__).__name__}: {lines[0][:120]}"
+
+
+@contextmanager
+def users_code() -> Iterator[None]:
+    """Around every call of the user's model and loss, which may raise anything and draw numbers.
+
+    What is raised elsewhere is a fault of ours, and nothing may hide it.
+    """
+    try:
+        with TorchGuard():
+            yield
+    except UserCodeFailed:  # within another
+        raise
+    except Exception as error:
+        raise UserCodeFailed from error
+
+
+def gradients_of(
+    outputs: Tensor | Sequence[Tensor], at: Tensor | Sequence[Tensor], **options: Any
+) -> tuple[Tensor, ...]:
+    """`torch.autograd.grad` through the user's model or loss."""
+    with users_code():
+        gradients: tuple[Tensor, ...] = torch.autograd.grad(outputs, at, **options)
+        return gradients

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from spear.judge.losses import gradients_of, users_code
+
 _OVERSHOOT = 1.5  # how far beyond its threshold a neuron is moved, in units of its distance
 MOST_FLIPS = 8  # neurons that are tried, one after the other
 
@@ -17,7 +19,7 @@ def smallest_steps(network: nn.Module, z: Tensor, near: float) -> Tensor:
         for module in network.modules()
         if isinstance(module, nn.ReLU)
     ]
-    with torch.enable_grad():
+    with torch.enable_grad(), users_code():
         leaf = z.detach().requires_grad_()
         network(leaf)
     for hook in hooks:
@@ -27,6 +29,6 @@ def smallest_steps(network: nn.Module, z: Tensor, near: float) -> Tensor:
         relative = (values / values.square().mean().sqrt()).flatten().detach()
         for k in (relative.abs() < near).nonzero().flatten().tolist()[:MOST_FLIPS]:
             value = values.flatten()[k]
-            (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
+            (slope,) = gradients_of(value, leaf, retain_graph=True)
             steps.append(-_OVERSHOOT * value.detach() * slope / slope.square().sum())
     return torch.cat(steps) if steps else z[:0]

@@ -27,13 +27,15 @@ from spear.judge.losses import (
     Criterion,
     Loss,
     Outputs,
-    TorchGuard,
+    UserCodeFailed,
     compares_numbers,
+    gradients_of,
     in_double,
     is_binary,
     is_squared_error,
     logits_of,
     negative_probability,
+    users_code,
     usual_loss,
 )
 from spear.judge.relu_boundary import MOST_FLIPS, smallest_steps
@@ -66,8 +68,8 @@ _MOST_RANKED = 64  # outputs up to which the rank of a Jacobian is computed
 
 @contextmanager
 def replaying() -> Iterator[None]:
-    """Gradients work, whatever the caller switched off; the random state stays as it was."""
-    with torch.inference_mode(False), torch.enable_grad(), TorchGuard():
+    """Gradients work, whatever the caller switched off."""
+    with torch.inference_mode(False), torch.enable_grad():
         yield
 
 
@@ -277,11 +279,11 @@ class Fit:
         replay = self.replay
         if self.labels is None:
             slopes, _ = replay.at_outputs(Z, D)
-            weighed: Tensor = (replay.run(Z) * slopes).sum(1)
+            weighed: Tensor = (replay.outputs_at(Z) * slopes).sum(1)
             return weighed
         single = replay.single_gradients(Z, self.labels)
         factor = weight_along(single, D)
-        return factor * replay.single_losses(replay.run(Z), self.labels)
+        return factor * replay.single_losses(replay.outputs_at(Z), self.labels)
 
     def _total(self, Z: Tensor, D: Tensor) -> Tensor:
         return self._totals(Z, D).sum()
@@ -325,14 +327,15 @@ class Replay:
         self.relative_error = relative_error.clamp_min(part.eps)
         self.loss = usual_loss if loss is None else loss
         self._on_logits = loss is None
-        self._outputs: tuple[int, Tensor | None] = (0, None)  # at a version of Z
-        self._last: tuple[int, Tensor | None, Tensor | None] = (0, None, None)
-        with torch.no_grad():
+        self._forward: tuple[Tensor, Tensor] | None = None  # Z and outputs, with the graph between
+        self._version = -1  # of Z, when it was last seen to be where these outputs are of
+        self._backward: tuple[Tensor, Tensor, Tensor] | None = None  # Z, slopes and gradient
+        with torch.no_grad(), users_code():
             two = network(self.Z[:1].repeat(2, 1))
         try:
             told = self.loss not in (usual_loss, negative_probability)
             self._read_outputs(network, two, whole=told)
-        except Exception:  # a loss that was told may take the main tensor only
+        except UserCodeFailed:  # a loss that was told may take the main tensor only
             if isinstance(two, Tensor):
                 raise
             self._read_outputs(network, two, whole=False)
@@ -370,8 +373,9 @@ class Replay:
                 return Declined(
                     "batch norm behind the layer is in train mode and couples the samples"
                 )
-        network = copy.deepcopy(behind).to(device).to(torch.float64).requires_grad_(True)
-        loss = None if loss is None else in_double(loss, device)
+        with users_code():
+            network = copy.deepcopy(behind).to(device).to(torch.float64).requires_grad_(True)
+            loss = None if loss is None else in_double(loss, device)
         return Replay(found, network, loss, relative_error, part)
 
     @staticmethod
@@ -383,20 +387,13 @@ class Replay:
         use: Callable[[Replay], T],
         part: Part | None = None,
     ) -> T | Declined:
-        """What `use` makes of the replay; or why there is none.
-
-        The user's model and loss run here and may raise anything: then there is no replay.
-        """
+        """What `use` makes of the replay; or why there is none, if the user's model or loss fails."""
         with replaying():
             try:
                 replay = Replay.prepare(found, loss, relative_error, part)
                 return replay if isinstance(replay, Declined) else use(replay)
-            except Exception as error:
-                lines = str(error).strip().splitlines() or [""]
-                return Declined(
-                    "running the model and loss on one sample per label failed "
-                    f"({type(error).__name__}: {lines[0][:120]})"
-                )
+            except UserCodeFailed as failed:
+                return declined(failed)
 
     @property
     def is_precise(self) -> bool:
@@ -421,7 +418,8 @@ class Replay:
         Up to the logits, outputs are linear in z within a ReLU pattern. Cross-entropy is one of logits,
         whether or not the model turns them into probabilities.
         """
-        self.structure = Outputs(two, whole=whole)
+        with users_code():
+            self.structure = Outputs(two, whole=whole)
         self.network, self.squash = logits_of(network, self._a_few_outputs)
         few = self._a_few_outputs(self.network)
         squash = None if self._on_logits else self.squash
@@ -444,18 +442,35 @@ class Replay:
         """The network's outputs (k, outputs)."""
         return self.forward(self.network, Z)
 
-    def _outputs_here(self) -> Tensor:
-        """The outputs (b, outputs) at Z, computed again only once Z has changed."""
-        version, outputs = self._outputs
-        if outputs is None or version != self.Z._version:
-            with torch.no_grad():
-                outputs = self.run(self.Z)
-            self._outputs = self.Z._version, outputs
-        return outputs.clone()
+    def outputs_at(self, Z: Tensor) -> Tensor:
+        """The outputs (k, outputs), from what is known of this replay's own Z."""
+        return self.outputs_here() if Z is self.Z else self.run(Z)
+
+    @torch.enable_grad()
+    def outputs_here(self) -> Tensor:
+        """The outputs (b, outputs) at Z, with their graph.
+
+        Samples do not act on each other: of those known before, only what has moved since is run.
+        """
+        if self._forward is None:
+            leaf = self.Z.clone().requires_grad_()
+            self._forward = leaf, self.run(leaf)
+        leaf, outputs = self._forward
+        if self._version == self.Z._version:
+            return outputs
+        moved = (leaf.detach() != self.Z).any(1).nonzero().flatten()
+        if not len(moved):
+            self._version = self.Z._version
+            return outputs
+        if 2 * len(moved) > len(self.Z):
+            self._forward = None
+            return self.outputs_here()
+        return outputs.index_copy(0, moved, self.run(self.Z[moved]))
 
     def forward(self, network: nn.Module, Z: Tensor) -> Tensor:
         """The outputs (k, outputs) of a network like this one."""
-        return self.structure.matrix(network(Z), len(Z))
+        with users_code():
+            return self.structure.matrix(network(Z), len(Z))
 
     def scaled(self, scale: Tensor) -> Tensor:
         """Preactivations (b, m) of inputs this much larger (b,)."""
@@ -467,13 +482,13 @@ class Replay:
             leaf = Z.detach().requires_grad_()
             if len(Z) == 1:  # all outputs in one pass, each of a copy
                 leaf = Z.detach().repeat(self.outputs, 1).requires_grad_()
-                J = torch.autograd.grad(self.run(leaf).trace(), leaf)[0][None]
+                J = gradients_of(self.run(leaf).trace(), leaf)[0][None]
                 return J if self.sent is None else J * self.sent
             outputs = self.run(leaf).sum(0)  # samples do not act on each other
             rows = []
             for output in outputs:
                 self.factors.check_time()
-                rows.append(torch.autograd.grad(output, leaf, retain_graph=True)[0])
+                rows.append(gradients_of(output, leaf, retain_graph=True)[0])
         J = torch.stack(rows, 1)
         return J if self.sent is None else J * self.sent
 
@@ -500,7 +515,7 @@ class Replay:
         outputs would be closer to their targets than they are large. Any other loss may have none.
         """
         assert fit.slopes is not None
-        outputs = self._outputs_here()
+        outputs = self.outputs_here().detach()
         slope_change: Tensor
         if fit.loss is LossKind.SOFT_LABELS and fit.weights is not None:
             p = outputs.softmax(1)
@@ -513,7 +528,9 @@ class Replay:
         if self.squash is not None or not is_squared_error(self.loss):
             return torch.zeros_like(moved)
         leaf = (outputs + moved).requires_grad_()
-        (slope_change,) = torch.autograd.grad(self.loss(leaf, outputs).sum(), leaf)
+        with users_code():
+            loss = self.loss(leaf, outputs).sum()
+        (slope_change,) = gradients_of(loss, leaf)
         rate = slope_change.norm() / moved.norm().clamp_min(1e-300)
         away = fit.slopes.norm(dim=1) / rate  # from the targets, (b,)
         share: Tensor = (away / outputs.norm(dim=1)).clamp_max(1.0)
@@ -549,7 +566,7 @@ class Replay:
         """
         assert fit.slopes is not None
         s = fit.slopes
-        sigma = self._outputs_here().sigmoid()
+        sigma = self.outputs_here().detach().sigmoid()
         each = s / (sigma - (s < 0).to(s))  # (b, outputs)
         weights = each.median(1).values
         error = (self.rounding + self.sample_tolerance).clamp_max(REPLAY_LIMIT)
@@ -573,7 +590,7 @@ class Replay:
         s = fit.slopes
         if self.outputs < _FEWEST_CLASSES:
             return fit
-        p = self._outputs_here().softmax(1)
+        p = self.outputs_here().detach().softmax(1)
         others = torch.ones_like(s, dtype=torch.bool).scatter_(1, s.argsort(1)[:, :2], False)
         p, s = p[others].view(len(s), -1), s[others].view(len(s), -1)
         p, s = p - p.mean(1, keepdim=True), s - s.mean(1, keepdim=True)
@@ -669,7 +686,7 @@ class Replay:
         every = torch.arange(self.classes, device=outputs.device).repeat(len(outputs))
         with torch.enable_grad():
             loss = (self.single_losses if single else self.criterion)(leaf, every).sum()
-            (slopes,) = torch.autograd.grad(loss, leaf)
+            (slopes,) = gradients_of(loss, leaf)
         return slopes
 
     @cached_property
@@ -705,9 +722,9 @@ class Replay:
     def tolerance(self, labels: Tensor) -> Tensor:
         """How far a true sample's replayed gradient may be off (b,), relative to its length."""
         with torch.enable_grad():
-            outputs = self._outputs_here().requires_grad_()
+            outputs = self.outputs_here().detach().requires_grad_()
             loss = self.single_losses(outputs, labels).sum()
-            gradient: Tensor = torch.autograd.grad(loss, outputs)[0]
+            gradient = gradients_of(loss, outputs)[0]
         size = gradient.norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
         tolerance: Tensor = self.rounding * (1 + 1 / size) + self.sample_tolerance
         return tolerance.clamp_max(REPLAY_LIMIT)
@@ -744,7 +761,7 @@ class Replay:
         """
         D = D.nan_to_num(0.0)
         with torch.no_grad():
-            outputs = self._outputs_here() if Z is self.Z else self.run(Z)
+            outputs = self.outputs_here().detach() if Z is self.Z else self.run(Z)
             h = _DIFFERENCE_STEP * Z.norm(dim=1) / D.norm(dim=1).clamp_min(1e-300)
             moved = self.run(Z + h[:, None] * D) - outputs
         labels = []
@@ -767,37 +784,39 @@ class Replay:
         """dL/dz of each row (the loss is a sum or mean over rows), up to a common factor."""
         return self._pulled_back(Z, lambda outputs: self.criterion(outputs, labels))
 
+    @torch.enable_grad()
     def _pulled_back(self, Z: Tensor, losses: Callable[[Tensor], Tensor]) -> Tensor:
-        """The gradient (k, m) of losses of the outputs with respect to Z (k, m).
+        """The gradient (k, m) of losses of the outputs with respect to Z (k, m)."""
+        leaf = Z.detach().requires_grad_()
+        outputs = self.outputs_here() if Z is self.Z else self.run(leaf)
+        at_outputs = outputs.detach().requires_grad_()
+        (slopes,) = gradients_of(losses(at_outputs).sum(), at_outputs)
+        gradient = self._gradient_here(slopes) if Z is self.Z else _pull_back(outputs, slopes, leaf)
+        return gradient if self.sent is None else gradient * self.sent
 
-        Samples do not act on each other, and losses of the same samples mostly have parallel gradients
-        at the outputs: those of this replay's own Z are multiples of what was computed before, then.
+    def _gradient_here(self, slopes: Tensor) -> Tensor:
+        """The gradient (b, m) at Z of slopes (b, outputs) at the outputs.
+
+        Losses of the same samples mostly have parallel gradients there: these are multiples of what was
+        computed before, and only samples that have moved, or turned, are run again.
         """
-        with torch.enable_grad():
-            leaf = Z.detach().requires_grad_()
-            outputs = self._outputs_here() if Z is self.Z else self.run(leaf)
-            at_outputs = outputs.detach().requires_grad_()
-            (slopes,) = torch.autograd.grad(losses(at_outputs).sum(), at_outputs)
-            if Z is self.Z and (known := self._along_last(slopes)) is not None:
-                return known
-            outputs = self.run(leaf) if Z is self.Z else outputs
-            # As a number: torch takes half a second to import what it needs for anything else.
-            (gradient,) = torch.autograd.grad((outputs * slopes).sum(), leaf)
-        gradient = gradient if self.sent is None else gradient * self.sent
-        if Z is self.Z:
-            self._last = Z._version, slopes, gradient
-        return gradient
-
-    def _along_last(self, slopes: Tensor) -> Tensor | None:
-        """The gradient (b, m) at Z of slopes (b, outputs) along the last ones; None if they are not."""
-        version, known, gradient = self._last
-        if known is None or gradient is None or version != self.Z._version:
-            return None
+        if self._backward is None:
+            assert self._forward is not None
+            leaf, outputs = self._forward
+            gradient = _pull_back(outputs, slopes, leaf, again=True)
+            self._backward = leaf.detach(), slopes, gradient
+        Z, known, gradient = self._backward
         factor = (slopes * known).sum(1) / known.square().sum(1)  # NaN where a slope vanishes
         off = (slopes - factor[:, None] * known).norm(dim=1)
-        if not bool((off <= _PARALLEL * slopes.norm(dim=1)).all()):
-            return None
-        return factor[:, None] * gradient
+        same = (off <= _PARALLEL * slopes.norm(dim=1)) & (self.Z == Z).all(1)
+        rows = (~same).nonzero().flatten()
+        if not len(rows):
+            return factor[:, None] * gradient
+        leaf = self.Z[rows].requires_grad_()
+        gradient = gradient.index_copy(0, rows, _pull_back(self.run(leaf), slopes[rows], leaf))
+        known = known.index_copy(0, rows, slopes[rows])
+        self._backward = self.Z.clone(), known, gradient
+        return torch.where(same, factor, 1.0)[:, None] * gradient
 
     def total(self, network: nn.Module, Z: Tensor, labels: Tensor) -> Tensor:
         """The loss of a network like this one, a sum or mean over the rows of Z."""
@@ -841,7 +860,7 @@ class Replay:
         }
         if not parameters:
             return []
-        replayed = torch.autograd.grad(
+        replayed = gradients_of(
             total, list(parameters.values()), materialize_grads=True, retain_graph=True
         )
         norms = []
@@ -870,6 +889,18 @@ class Replay:
             return noise
         eps = torch.finfo(view.precision).eps
         return noise + eps * float(parameter.detach().norm()) / view.protocol.rate
+
+
+def declined(failed: UserCodeFailed) -> Declined:
+    """Why there is no replay."""
+    return Declined(f"running the model and loss on one sample per label failed ({failed})")
+
+
+def _pull_back(outputs: Tensor, slopes: Tensor, leaf: Tensor, again: bool = False) -> Tensor:
+    """J^T of slopes (k, outputs) at outputs that were computed from a leaf (k, m)."""
+    # As a number: torch takes half a second to import what it needs for anything else.
+    (gradient,) = gradients_of((outputs * slopes).sum(), leaf, retain_graph=again)
+    return gradient
 
 
 def in_known_rows(s: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from spear.errors import Declined
 from spear.factors import Factors
 from spear.judge.layer import Recovered
-from spear.judge.losses import Loss, compares_numbers
-from spear.judge.replay import Replay, replaying
+from spear.judge.losses import Loss, UserCodeFailed, compares_numbers, gradients_of
+from spear.judge.replay import Replay, declined, replaying
 from spear.judge.selection import Selection, at_scales
 from spear.tolerances import EXACT_ERROR, MARGIN, REPLAY_LIMIT
 from spear.update import SoftRelu, soften
@@ -67,7 +67,10 @@ def rescale(factors: Factors, selection: Selection, loss: Loss | None) -> Rescal
     if not factors.protocol.one_step:
         return Declined("the update sums several local steps")
     if factors.view.rounds is not None:
-        return _over_rounds(Recovered(factors, selection), loss)
+        try:
+            return _over_rounds(Recovered(factors, selection), loss)
+        except UserCodeFailed as failed:
+            return declined(failed)
     return Replay.attempt(
         Recovered(factors, selection),
         loss,
@@ -284,11 +287,11 @@ class _Rescaling:
                 self.factors.check_time()
                 z = there()
                 value = self.replay.total(network, z, labels)
-                (slope,) = torch.autograd.grad(value, z, create_graph=True)
+                (slope,) = gradients_of(value, z, create_graph=True)
                 cos = (slope * target).sum(1) / slope.norm(dim=1)
                 unlikely = (step.square().sum(1) + stretch.square().sum(1)) / step.shape[1]
                 away = (1 - cos + _PRIOR * unlikely).sum()
-                step.grad, stretch.grad = torch.autograd.grad(away, [step, stretch])
+                step.grad, stretch.grad = gradients_of(away, [step, stretch])
                 optimiser.step()
         z, scale = there().detach(), (-scale_error * stretch).exp().detach().squeeze(1)
         slope = self.replay.gradient(z, labels)
@@ -331,7 +334,7 @@ class _Rescaling:
         for z_i, label in zip(z, labels, strict=True):
             self.factors.check_time()
             value = self.replay.total(self.replay.network, z_i[None], label[None])
-            slopes = torch.autograd.grad(value, parameters, materialize_grads=True)
+            slopes = gradients_of(value, parameters, materialize_grads=True)
             behind.append(sum(float(slope.square().sum()) for slope in slopes))
         norms: Tensor = (d * (x + 1) + torch.tensor(behind).to(d)).sqrt()
         return norms

@@ -18,6 +18,7 @@ from spear import theory
 from spear.factors import Factors
 from spear.judge.causes import Cause
 from spear.judge.layer import Recovered, bias_in_span, signs_hold, spare_rows
+from spear.judge.losses import gradients_of
 from spear.judge.replay import Fit
 from spear.judge.simulation import Simulated, scale_claimed
 from spear.search import SIGN_AGREEMENT, redundancy, unit
@@ -593,8 +594,7 @@ def _unseen_share(fit: Fit, tolerance: Tensor) -> Tensor:
     """
     replay, labels = fit.replay, fit.labels
     assert labels is not None
-    with torch.no_grad():
-        outputs = replay.run(replay.Z)
+    outputs = replay.outputs_here().detach()
     margin = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
     share = torch.ones_like(margin)
     one_number = outputs.shape[1] == 1 or (outputs.shape[1] == 2 and replay.label_dimensions == 1)
@@ -604,7 +604,7 @@ def _unseen_share(fit: Fit, tolerance: Tensor) -> Tensor:
     def slope(o: Tensor) -> Tensor:
         moved = o[:, None] if outputs.shape[1] == 1 else torch.stack([-o / 2, o / 2], 1)
         leaf = moved.detach().requires_grad_()
-        (grad,) = torch.autograd.grad(replay.single_losses(leaf, labels).sum(), leaf)
+        (grad,) = gradients_of(replay.single_losses(leaf, labels).sum(), leaf)
         return grad[:, -1]
 
     spread = margin.std()
@@ -625,9 +625,9 @@ def gradient_norms(found: Recovered, fit: Fit) -> Tensor:
     x = found.selection.C.square().sum(1)
     parameters = list(replay.network.parameters())
     behind = []
-    for loss in replay.single_losses(replay.run(replay.Z), labels):
+    for loss in replay.single_losses(replay.outputs_here(), labels):
         found.factors.check_time()
-        slopes = torch.autograd.grad(loss, parameters, materialize_grads=True, retain_graph=True)
+        slopes = gradients_of(loss, parameters, materialize_grads=True, retain_graph=True)
         behind.append(sum(float(slope.square().sum()) for slope in slopes))
     norms: Tensor = (d * (x + 1) + d.new_tensor(behind)).sqrt()
     weights = replay.joint_weights(replay.Z, replay.D, labels)

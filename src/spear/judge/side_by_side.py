@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from spear.judge.losses import UserCodeFailed, users_code
 from spear.update import Protocol
 
 Parameters = Mapping[str, Tensor]
@@ -81,11 +82,13 @@ class SideBySide:
         """Gradients (k, ...); one order after the other if the network cannot be run side by side."""
         slope = grad(self.loss)
         try:
-            slopes: dict[str, Tensor] = vmap(slope)(parameters, batch)
-        except RuntimeError:
-            each = [
-                slope({name: p[k] for name, p in parameters.items()}, some)
-                for k, some in enumerate(batch)
-            ]
+            with users_code():
+                slopes: dict[str, Tensor] = vmap(slope)(parameters, batch)
+        except UserCodeFailed:
+            with users_code():
+                each = [
+                    slope({name: p[k] for name, p in parameters.items()}, some)
+                    for k, some in enumerate(batch)
+                ]
             slopes = {name: torch.stack([one[name] for one in each]) for name in parameters}
         return slopes

@@ -23,7 +23,13 @@ from torch.func import functional_call
 from spear.errors import Declined
 from spear.factors import Factors
 from spear.judge.layer import Recovered
-from spear.judge.losses import Loss, compares_numbers, negative_probability, usual_loss
+from spear.judge.losses import (
+    Loss,
+    compares_numbers,
+    negative_probability,
+    users_code,
+    usual_loss,
+)
 from spear.judge.order import OrderSearch
 from spear.judge.replay import Replay
 from spear.judge.selection import Selection
@@ -165,13 +171,15 @@ class LocalModel(nn.Module):
         return Z
 
     def forward(self) -> Tensor:
-        return self.structure.matrix(self.behind(self.Z), len(self.C))
+        with users_code():
+            return self.structure.matrix(self.behind(self.Z), len(self.C))
 
     def outputs(self, parameters: Parameters, samples: Tensor) -> Tensor:
         """Of some samples (k,), with other parameters than its own."""
         Z = self.C[samples] @ parameters["weight"].T + parameters["bias"] + self.offset[samples]
         behind = {name: parameters[f"behind.{name}"] for name, _ in self.behind.named_parameters()}
-        return self.structure.matrix(functional_call(self.behind, behind, (Z,)), len(samples))
+        with users_code():
+            return self.structure.matrix(functional_call(self.behind, behind, (Z,)), len(samples))
 
 
 @dataclass(frozen=True, eq=False)
@@ -417,7 +425,8 @@ class LocalTraining:
     ) -> None:
         optimiser.zero_grad()
         loss = self.replay.criterion(local()[batch], labels[batch])
-        loss.backward()  # type: ignore[no-untyped-call]
+        with users_code():
+            loss.backward()  # type: ignore[no-untyped-call]
         self.protocol.local_step(dict(local.named_parameters()), optimiser, start, rate)
 
     def _compared(self, local: LocalModel, start: dict[str, Tensor], steps: int) -> _Repeated:
@@ -443,7 +452,8 @@ class LocalTraining:
             outputs = local()
             optimiser.zero_grad()
             loss = self.replay.criterion(outputs, labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+            with users_code():
+                loss.backward()  # type: ignore[no-untyped-call]
             self.protocol.local_step(dict(local.named_parameters()), optimiser, start, rate)
             if epochs not in (None, epoch):
                 continue

@@ -201,7 +201,9 @@ def of_some_samples(factors: Factors, count: int, ended: SearchSummary) -> Verdi
         f"they are approximate: exact inputs take all {factors.b}"
     )
     cause, words = why_not_found(factors, ended.stopped)
-    if cause is Cause.UNFIT:  # most samples are there: it is what it was said to be
+    if cause is Cause.UNFIT and factors.noisy:
+        cause, words = Cause.NOISE, "The update's noise hides the zeros of the others"
+    elif cause is Cause.UNFIT:  # most samples are there: it is what it was said to be
         cause, words = Cause.NARROW, too_narrow(factors)
     return Verdict(Outcome.APPROXIMATE, cause, f"{reason}. {words}", ended.details)
 

@@ -38,6 +38,7 @@ def dump(report: Report) -> str:
     fields["settings"] = {str(k): _checked_setting(k, v) for k, v in report.settings.items()}
     outcome = report.outcome and report.outcome.value
     content = {"schema": SCHEMA, "outcome": outcome, **_plain(fields)}
+    content["advice"] = _plain(report.advice)
     for part, finding in zip(content["findings"], report.findings, strict=True):
         part["threat"] = _plain(finding.threat)
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
@@ -151,6 +152,7 @@ def _report(content: dict[str, Any]) -> Report:
     """The report; raises if its stated outcome or redaction contradicts its findings."""
     stated = content.pop("outcome")
     content.pop("schema")
+    content.pop("advice", None)  # made anew from the report
     for finding in _of(list, content["findings"]):
         _of(dict, finding).pop("threat", None)  # worded anew from the finding
     read: Report = _dataclass(Report, content)

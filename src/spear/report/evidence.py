@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from spear.report import pictures, words
+from spear.report.columns import rows_of
 from spear.report.finding import Finding
 from spear.report.report import Cell, Table
 
@@ -31,6 +32,7 @@ class Sample:
     found: int | None  # its row among the recovered
     true: int | None  # its row in the truth
     title: str
+    original: str  # the name of its true sample, if that is known and no title
     certified: bool
     approximate: bool
     psnr: float | None
@@ -83,24 +85,25 @@ class PictureBudget:
 
 
 def samples(finding: Finding) -> list[Sample]:
-    """All samples, in the order of the truth where it is known; those that match nothing come last."""
+    """All samples in the order of `Inversion.inputs`, then those that were not recovered.
+
+    Tiles, tables and the terminal have this order, and its numbers.
+    """
     truth = finding.truth
     if truth is None:
         return [_sample(finding, i, None) for i in range(finding.recovered)]
-    of: dict[int, list[int]] = {}
-    for i, j in enumerate(truth.index):
-        of.setdefault(j, []).append(i)
-    order = [*range(len(truth.names)), -1]
-    pairs = [(i, j) for j in order for i in of.get(j, [None] if j >= 0 else [])]
-    return [_sample(finding, i, j if j >= 0 else None) for i, j in pairs]
+    found = [_sample(finding, i, j if j >= 0 else None) for i, j in enumerate(truth.index)]
+    missing = sorted(set(range(len(truth.names))) - set(truth.index))
+    return [*found, *(_sample(finding, None, j) for j in missing)]
 
 
 def _sample(finding: Finding, i: int | None, j: int | None) -> Sample:
     truth = finding.truth
-    title = f"Sample {(i or 0) + 1}" if truth is None or j is None else truth.names[j]
+    original = "" if truth is None or j is None else truth.names[j]
+    title = original if i is None else f"Sample {i + 1}"
     psnr = truth.psnr[i] if truth is not None and i is not None and j is not None else None
     sure, rough = (False, False) if i is None else (finding.certified[i], finding.approximate[i])
-    return Sample(i, j, title, sure, rough, psnr)
+    return Sample(i, j, title, "" if title == original else original, sure, rough, psnr)
 
 
 def cards(finding: Finding, shown: Sequence[Sample], budget: PictureBudget) -> list[Card]:
@@ -129,7 +132,7 @@ def _uri(images: Tensor | None, row: int | None, budget: PictureBudget) -> str |
 
 def values(finding: Finding, shown: Sequence[Sample]) -> list[tuple[Sample, list[Line]]]:
     """The first values of each sample, with originals and differences if known."""
-    if finding.image_format is not None or finding.inputs is None:
+    if finding.image_format is not None or finding.inputs is None or finding.columns:
         return []
     return [(sample, list(_lines(finding, sample))) for sample in shown[:MOST_SAMPLES]]
 
@@ -152,6 +155,33 @@ def _first(rows: Tensor | None, row: int | None) -> list[float] | None:
         return None
     first: list[float] = rows[row, :MOST_COLUMNS].double().tolist()
     return first
+
+
+def people(finding: Finding, shown: Sequence[Sample]) -> Table | None:
+    """The rows of a table whose columns have names: one for each person, with what differs."""
+    if finding.image_format is not None or finding.inputs is None or not finding.columns:
+        return None
+    true = finding.truth.inputs if finding.truth else None
+    found = rows_of(finding.columns, finding.inputs)
+    kept = None if true is None else rows_of(finding.columns, true)
+    lines: list[tuple[Cell, ...]] = []
+    for sample in shown[:MOST_SAMPLES]:
+        own = None if sample.found is None else found[sample.found]
+        original = None if kept is None or sample.true is None else kept[sample.true]
+        if own is None or original is None:
+            cells = own or [f"({entry})" for entry in original or ()]
+        else:
+            pairs = zip(own, original, strict=True)
+            cells = [a if a == b else f"{a} ({b})" for a, b in pairs]
+        title = sample.title.removeprefix("Sample ")
+        lines.append((title if sample.certified else f"{title} ({sample.words})", *cells))
+    columns = ("sample", *(column.name for column in finding.columns))
+    caption = (
+        "One row for each sample: as recovered, and the original in brackets where it differs."
+    )
+    if kept is None:
+        caption = "One row for each sample, as recovered."
+    return Table("The rows that came back", columns, tuple(lines), caption)
 
 
 def certificates(finding: Finding, shown: Sequence[Sample]) -> Table:

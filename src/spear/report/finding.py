@@ -6,13 +6,16 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
+from spear.data import Column
 from spear.errors import InvalidOption
 from spear.inversion import Inversion, Outcome
 from spear.judge import Cause, Proof
-from spear.report.threat import ThreatModel, seen, threat_model, told
+from spear.report import columns as names
+from spear.report.threat import ThreatModel, given, seen, threat_model, told
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,14 @@ class Finding:
     """What the server saw; empty in earlier reports."""
     told: str = field(default="", metadata={"added": "after the schema"})
     """How the client trains, as far as it was told."""
+    protocol: Mapping[str, Any] = field(
+        default_factory=dict, repr=False, metadata={"added": "after the schema"}
+    )
+    """The same for programs: what of `Protocol` is not as it is by default."""
+    columns: tuple[Column, ...] = field(
+        default=(), repr=False, metadata={"added": "after the schema"}
+    )
+    """What the inputs are called, if they are rows of a table."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -158,6 +169,8 @@ class Finding:
         for part in rows:
             if self.image_format is not None:
                 self.image_format.fits(part)
+            if self.columns:
+                names.fits(self.columns, part)
         if len({part.shape[1] for part in rows}) > 1:
             raise InvalidOption(
                 f"expected a truth of {_shape(rows[0][:1])} values per sample, got "
@@ -182,6 +195,7 @@ class Finding:
         image_format: ImageFormat | None = None,
         truth: Truth | None = None,
         notes: Sequence[str] = (),
+        columns: Sequence[Column] = (),
     ) -> Finding:
         """The finding of an inversion."""
         errors = result.predicted_error
@@ -209,6 +223,8 @@ class Finding:
             rounds=result.rounds,
             sees=seen(result.protocol, result.rounds),
             told=told(result.protocol),
+            protocol=given(result.protocol),
+            columns=tuple(columns),
         )
 
     @staticmethod
@@ -286,7 +302,7 @@ class Finding:
 
         truth = self.truth and dataclasses.replace(
             self.truth,
-            names=tuple(f"sample {i}" for i, _ in enumerate(self.truth.names, 1)),
+            names=tuple(f"original {i}" for i, _ in enumerate(self.truth.names, 1)),
             inputs=None,
             labels=None,
         )

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+from spear.data import Column
 from spear.errors import InvalidFile, InvalidOption, NothingToAttack
 from spear.files import UpdateFiles, loss_of, not_gradients, observe_rounds, read_tensors
 from spear.inversion import invert
-from spear.judge import Proof
+from spear.judge import Cause, Proof
 from spear.metrics import EXACT_DB
+from spear.report.columns import fits
 from spear.report.finding import Finding, ImageFormat
 from spear.report.report import Report
 from spear.report.truth import compare, read_batch
@@ -45,6 +47,7 @@ def invert_files(
     *,
     image_format: ImageFormat | None = None,
     truth: Path | None = None,
+    columns: Sequence[Column] = (),
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Report:
@@ -55,6 +58,7 @@ def invert_files(
         image_format: how to show inputs as pictures.
         truth: a file with the client's `inputs` (and `labels`), to compare with; the attack never
             sees it.
+        columns: what the inputs are called, if they are rows of a table: see `columns_of`.
         settings: stored in the report, to repeat it.
         options: passed on to `spear.invert`: finder, generator, max_seconds, on_progress, executor.
     """
@@ -72,6 +76,8 @@ def invert_files(
         return Report.new("inversion", title, found.headline, [found], settings=settings)
     if image_format is not None:
         image_format.fits(torch.empty(0, view.inputs))  # raises before the attack
+    if columns:
+        fits(columns, torch.empty(0, view.inputs))
     batch = None if truth is None else read_batch(truth)
     if batch is not None and batch[0].shape[1] != view.inputs:
         raise InvalidFile(
@@ -84,7 +90,8 @@ def invert_files(
             not_gradients(read_tensors(path), path)
     known = None if batch is None else compare(result.inputs, *batch, image_format=image_format)
     notes = _notes(rounds, view)
-    if rounds[0].model is None and view.model is not None:
+    stopped = result.cause is Cause.INTERRUPTED  # which says nothing about the model
+    if rounds[0].model is None and view.model is not None and not stopped:
         notes = (*notes, _GUESS[result.proof])
     if known is not None and any(
         sure and not decibel >= EXACT_DB
@@ -98,6 +105,7 @@ def invert_files(
         image_format=image_format,
         truth=known,
         notes=notes,
+        columns=columns,
         settings=settings,
         seconds=time.monotonic() - began,
     )

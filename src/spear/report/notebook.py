@@ -7,6 +7,7 @@ from html import escape
 
 from spear.errors import MissingExtra
 from spear.report import evidence, words
+from spear.report.advice import TITLE, how_to_redact
 from spear.report.finding import Finding
 from spear.report.report import SEVERITY, Report
 
@@ -32,6 +33,7 @@ def fragment(report: Report) -> str:
     if len(worst) > len(shown):
         left = words.count(len(worst) - len(shown), "more update")
         parts.append(_paragraph(f'{left}: report.save_page("report.html") shows all.'))
+    parts += _advice(report)
     edge = f"border-left:4px solid {_EDGES[verdict.tone]}"
     return f'<div style="{edge};padding:.2em 1em;max-width:60em">{"".join(parts)}</div>'
 
@@ -47,6 +49,31 @@ def _finding(finding: Finding, named: bool) -> Iterator[str]:
         yield _gallery(evidence.cards(finding, samples, evidence.PictureBudget()))
     except MissingExtra as error:  # Pillow is not in the core
         yield _paragraph(f"No pictures: {error}")
+
+
+def _advice(report: Report) -> Iterator[str]:
+    told = report.advice
+    yield f'<p style="margin:.8em 0 .2em"><b>{TITLE}</b></p>'
+    steps = (
+        escape(step.words)
+        + (
+            f'<pre style="white-space:pre-wrap">{escape(step.command)}</pre>'
+            if step.command
+            else ""
+        )
+        for step in told.steps
+    )
+    yield f"<ol>{''.join(f'<li>{step}</li>' for step in steps)}</ol>"
+    yield _paragraph("Settings found safe:") + _paragraph(told.found)
+    measured = [
+        f"{case.name}: {case.measured.leaked} of {case.measured.batches} batches leaked, cost "
+        f"{case.measured.price}"
+        for case in told.mitigations
+        if case.measured
+    ]
+    yield _paragraph("Mitigations:") + _list(measured) + _paragraph(told.source)
+    if any(finding.holds_data for finding in report.findings):
+        yield _paragraph(how_to_redact(report))
 
 
 def _gallery(cards: Sequence[evidence.Card]) -> str:

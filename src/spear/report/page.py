@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from spear.errors import MissingExtra
 from spear.report import evidence, words
+from spear.report.advice import TITLE, how_to_redact
 from spear.report.finding import Finding
-from spear.report.report import SEVERITY, Cell, Drawing, Report, Table
+from spear.report.report import SEVERITY, Case, Cell, Drawing, Report, Table
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -48,6 +49,8 @@ def render(report: Report) -> str:
                 finding.inputs is not None and finding.recovered for finding in report.findings
             ),
             is_open=len(shown) <= _OPEN,
+            is_sweep=any(case.measured for case in report.cases),
+            redaction=how_to_redact(report),
             style=style,
             script=script,
             policy=_policy(style, script),
@@ -69,7 +72,9 @@ class Shown:
         self.samples = len(samples)
         self.cards = evidence.cards(finding, samples, budget)
         self.values = evidence.values(finding, samples)
-        self.drawn = len(self.cards) + len(self.values)  # samples with a picture or values
+        self.people = evidence.people(finding, samples)
+        named = len(self.people.rows) if self.people else 0
+        self.drawn = len(self.cards) + len(self.values) + named  # samples with a picture or values
         self.columns = min(width, evidence.MOST_COLUMNS)
         self.hidden_columns = width - self.columns
         self.certificates = evidence.certificates(finding, samples)
@@ -143,6 +148,21 @@ def _overview_row(finding: Finding) -> tuple[Cell, ...]:
     )
 
 
+def _cases_table(title: str, cases: Sequence[Case]) -> Table:
+    """How often each setting leaked, and what it costs."""
+    rows = tuple(
+        (
+            case.name,
+            f"{case.measured.leaked} of {case.measured.batches} batches",
+            f"{100 * case.measured.at_most:.0f} %",
+            case.measured.price,
+        )
+        for case in cases
+        if case.measured
+    )
+    return Table(title, ("setting", "leaked", "at most", "cost in training"), rows)
+
+
 def _svg_uri(drawing: Drawing) -> str:
     """The drawing as a data URI: within an image, no script runs and nothing is fetched."""
     raw = drawing.svg.encode("utf-8", "replace")
@@ -188,7 +208,9 @@ def _environment() -> Environment:
     environment.globals |= {
         "MOST_LINES": evidence.MOST_LINES,
         "MOST_SAMPLES": evidence.MOST_SAMPLES,
+        "ADVICE": TITLE,
         "ASSUMPTIONS": words.ASSUMPTIONS,
+        "cases_table": _cases_table,
         "PROOFS": words.PROOFS,
         "numeric_columns": words.numeric_columns,
     }

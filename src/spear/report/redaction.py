@@ -26,7 +26,7 @@ def without_folders(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         return {
-            name: _command(part)
+            name: command_without_folders(part)
             if name == "command" and isinstance(part, str)
             else without_folders(part)
             for name, part in value.items()
@@ -38,7 +38,8 @@ def without_folders(value: Any) -> Any:
     return _last(str(value)) if hasattr(value, "__fspath__") else value
 
 
-def _command(line: str) -> str:
+def command_without_folders(line: str) -> str:
+    """A command line with each path in it cut to its last part."""
     try:
         words = shlex.split(line)
     except ValueError:  # not a command line after all

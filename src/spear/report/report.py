@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from spear.data import Column
 from spear.errors import InvalidOption
 from spear.inversion import Inversion, Outcome
+from spear.metrics import Rate
 from spear.report.finding import Finding, ImageFormat, Truth
+
+if TYPE_CHECKING:
+    from spear.report.advice import Advice
 
 # From mild to bad for the client: "cannot tell" may turn out worse than "nothing recovered".
 SEVERITY = (
@@ -71,12 +76,67 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """How often a setting leaked, and what it costs in training.
+
+    >>> Measured(0, 5, cost=8.9, spread=1.1).price
+    '8.9 ± 1.1 points of accuracy'
+    """
+
+    leaked: int
+    batches: int
+    """Of which so many leaked."""
+    out_of_time: int = 0
+    """Batches whose attack ended before it found everything, because its time was over."""
+    cost: float | None = None
+    """Against the same training without defences; None if that was not measured, or has none."""
+    spread: float | None = None
+    """Standard deviation of the cost over runs."""
+    unit: str = "points of accuracy"
+
+    def __post_init__(self) -> None:
+        if not (self.batches >= 1 and 0 <= self.leaked <= self.batches and self.out_of_time >= 0):
+            raise InvalidOption(
+                f"expected 0 to {self.batches} of {self.batches} batches to leak, got {self.leaked}, "
+                f"and {self.out_of_time} out of time"
+            )
+
+    @property
+    def is_safe(self) -> bool:
+        """Did nothing come back, although the attacks had the time they wanted?"""
+        return not self.leaked and not self.out_of_time
+
+    @property
+    def at_most(self) -> float:
+        """The share of batches that may leak, at 95 % confidence."""
+        return Rate(self.leaked, self.batches).interval()[1]
+
+    @property
+    def price(self) -> str:
+        """The cost in words."""
+        if self.cost is None:
+            return "–"
+        spread = f" ± {self.spread:.2g}" if self.spread else ""
+        within = " (within the spread over runs)" if abs(self.cost) <= (self.spread or 0.0) else ""
+        return f"{self.cost + 0.0:.2g}{spread} {self.unit}{within if self.cost else ''}"
+
+
+@dataclass(frozen=True)
 class Case:
     """A verdict without a finding: of one setting of a sweep, or of a check."""
 
     name: str
     outcome: Outcome
     words: str
+    measured: Measured | None = field(default=None, metadata={"added": "after the schema"})
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do: what it is for, and a command that runs as it stands, if there is one."""
+
+    words: str
+    command: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +148,7 @@ class Report:
     """
 
     kind: str
-    """What made it: "inversion", "audit", "flower" or "demo"."""
+    """What made it: "inversion", "audit", "flower", "nvflare" or "demo"."""
     title: str
     headline: str
     """The verdict in one sentence."""
@@ -108,6 +168,8 @@ class Report:
     """The overall outcome, where the findings are only examples."""
     cases: tuple[Case, ...] = field(default=(), metadata={"added": "after the schema"})
     """The verdicts, where the findings are not all there is: of a sweep's settings, or of a check."""
+    steps: tuple[Step, ...] = field(default=(), metadata={"added": "after the schema"})
+    """What to do next, where the maker knows better than the findings tell."""
 
     @staticmethod
     def new(
@@ -123,6 +185,7 @@ class Report:
         seconds: float | None = None,
         overall: Outcome | None = None,
         cases: Sequence[Case] = (),
+        steps: Sequence[Step] = (),
     ) -> Report:
         """A report with the current time and the software versions."""
         import torch
@@ -147,6 +210,7 @@ class Report:
             seconds,
             overall=overall,
             cases=tuple(cases),
+            steps=tuple(steps),
         )
 
     @staticmethod
@@ -158,11 +222,14 @@ class Report:
         image_format: ImageFormat | None = None,
         truth: Truth | None = None,
         notes: Sequence[str] = (),
+        columns: Sequence[Column] = (),
         settings: Mapping[str, Any] | None = None,
         seconds: float | None = None,
     ) -> Report:
         """A report of one inversion."""
-        found = Finding.of(result, name, image_format=image_format, truth=truth, notes=notes)
+        found = Finding.of(
+            result, name, image_format=image_format, truth=truth, notes=notes, columns=columns
+        )
         title = title or f"What {name} gives away"
         return Report.new(
             "inversion", title, found.headline, [found], settings=settings, seconds=seconds
@@ -182,9 +249,16 @@ class Report:
         outcomes = [case.outcome for case in self.cases]
         return max(outcomes, key=SEVERITY.index) if outcomes else self.outcome
 
+    @property
+    def advice(self) -> Advice:
+        """What to do now: settings found safe, the next command, and what mitigations cost."""
+        from spear.report.advice import advice
+
+        return advice(self)
+
     def redacted(self) -> Report:
         """The report without recovered data, originals, labels and the folders of files."""
-        from spear.report.redaction import without_folders
+        from spear.report.redaction import command_without_folders, without_folders
 
         return dataclasses.replace(
             self,
@@ -196,6 +270,10 @@ class Report:
                     case, name=without_folders(case.name), words=without_folders(case.words)
                 )
                 for case in self.cases
+            ),
+            steps=tuple(
+                Step(without_folders(step.words), command_without_folders(step.command))
+                for step in self.steps
             ),
             is_redacted=True,
         )
@@ -268,6 +346,9 @@ class Report:
         from spear.report.page import render
 
         return render(self)
+
+    def __repr__(self) -> str:
+        return f"<Report {self.kind!r}: {self.title}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -5,8 +5,9 @@ It is worded here and nowhere else, from what the finding holds: a report of any
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spear.inversion import Outcome
 from spear.judge import Proof
@@ -115,6 +116,20 @@ def told(protocol: Protocol) -> str:
     ('b = 8, C = 1', '')
     """
     return "" if protocol == UNKNOWN_PROTOCOL else protocol.words()
+
+
+def given(protocol: Protocol) -> dict[str, Any]:
+    """The same as values by the names of its fields.
+
+    >>> given(Protocol(samples=8, clip=1.0))
+    {'samples': 8, 'clip': 1.0}
+    """
+    values = {field.name: getattr(protocol, field.name) for field in dataclasses.fields(Protocol)}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if value != getattr(UNKNOWN_PROTOCOL, name)
+    }
 
 
 def _people(finding: Finding) -> str:

@@ -73,7 +73,7 @@ def compare(
     for i, j, decibel in zip(pairs.found.tolist(), pairs.truth.tolist(), scores, strict=True):
         index[i], decibels[i] = j, decibel
     return Truth(
-        tuple(names or (f"sample {i}" for i in range(1, len(inputs) + 1))),
+        tuple(names or (f"original {i}" for i in range(1, len(inputs) + 1))),
         inputs.cpu(),
         None if labels is None else labels.flatten().long().cpu(),
         tuple(index),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spear.inversion import Outcome
-from spear.judge import Proof
+from spear.judge import Cause, Proof
 from spear.metrics import PERFECT_DB
 from spear.report.finding import Finding
 from spear.report.report import Cell, Level, Report
@@ -20,6 +20,7 @@ KINDS = {
     "audit": "Audit",
     "check": "Check before any attack",
     "flower": "Audit of a Flower run",
+    "nvflare": "Audit of an NVFlare job",
     "demo": "Demo",
 }
 PROOFS = {
@@ -96,9 +97,7 @@ def outcome_of(finding: Finding) -> str:
 def verdict(report: Report) -> Headline:
     """The worst that happened, and what it means for the clients."""
     if report.overall is not None:
-        return Headline(
-            report.overall.value, OUTCOMES[report.overall], _MEANINGS_OF_SWEEP[report.overall]
-        )
+        return _of_sweep(report, report.overall)
     if report.outcome is not None:
         return _of_findings(report.outcome, report.findings)
     levels = {remark.level for remark in report.remarks}
@@ -112,9 +111,22 @@ def verdict(report: Report) -> Headline:
     return Headline("neutral", "Results", meaning)
 
 
+def _of_sweep(report: Report, overall: Outcome) -> Headline:
+    """Which settings are safe comes first: a sweep is run to find them."""
+    measured = [case.measured for case in report.cases if case.measured]
+    if not measured:
+        return Headline(overall.value, OUTCOMES[overall], _MEANINGS_OF_SWEEP[overall])
+    safe = sum(one.is_safe for one in measured)
+    tone = Outcome.PARTIAL if safe and overall is Outcome.EXACT else overall
+    name = f"Safe at {safe or 'none'} of {count(len(measured), 'setting')}"
+    return Headline(tone.value, name, _MEANINGS_OF_SWEEP[overall])
+
+
 def _of_findings(outcome: Outcome, findings: Sequence[Finding]) -> Headline:
     worst = [finding for finding in findings if finding.outcome is outcome]
     likely = all(finding.is_likely for finding in worst)
+    if outcome is Outcome.INCONCLUSIVE and all(f.cause is Cause.INTERRUPTED for f in worst):
+        return Headline(outcome.value, "Interrupted", "It was stopped before it could tell.")
     name = _LIKELY if likely else OUTCOMES[outcome]
     if outcome in _RECOVERED and all(finding.activations for finding in worst):
         return Headline(outcome.value, name, _ACTIVATIONS)

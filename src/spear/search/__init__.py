@@ -7,6 +7,7 @@ implement `Finder`.
 
 from spear.search.candidates import CandidatePool
 from spear.search.cascade import CascadeFinder
+from spear.search.checking import is_satisfied, made, made_finder, pools_of
 from spear.search.conjugate import smallest_eigenvalues
 from spear.search.deadline import Deadline, TimeIsUp
 from spear.search.directions import Directions, Finder
@@ -42,6 +43,10 @@ __all__ = [
     "certain_zeros",
     "consistent_samples",
     "dual_problem",
+    "is_satisfied",
+    "made",
+    "made_finder",
+    "pools_of",
     "redundancy",
     "scale",
     "smallest_eigenvalues",

@@ -377,11 +377,11 @@ class _MessageRounds:
     def samples(self, q: Tensor, off: Tensor, watch: Watch) -> tuple[Tensor, Tensor]:
         """Both halves (k, b) of those directions (k', b) with zeros (k', rows) that are samples.
 
-        In narrow layers c is read from the activations, exactly; only what these do not explain, and
-        c in wide layers, from signs.
+        c is read from the next layer's activations, exactly; what these do not explain, and where there
+        are none, from signs.
         """
         whole = self.whole
-        if not self.narrow or self.layer is None or self.factors.row_factors is not None:
+        if self.layer is None or self.factors.row_factors is not None:
             sure = certain_zeros(self.factors.outputs, off, q)
             return consistent_samples(whole, q, sure, watch=watch)
         c, fits = self._read or (q[:0], off[:0, 0])
@@ -555,9 +555,10 @@ def accepted(
     ask = (determined & doubted) | (residual.missing <= _FEW_MISSING)
     if watch is not None and watch.expired:
         return determined & explained & ~ask
-    fits = agreement(residual, unit(q[:, ask].T), off[ask], watch)
+    asked = ask.nonzero().flatten()
+    fits = agreement(residual, unit(q[:, asked].T), off[asked], watch)
     enough = (fits == 1) & (not residual.dropout)
-    determined[ask] = (determined[ask] & (fits >= residual.least_agreement)) | enough
+    determined[asked] = (determined[asked] & (fits >= residual.least_agreement)) | enough
     return determined & explained
 
 

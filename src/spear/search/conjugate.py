@@ -24,7 +24,7 @@ _IN_NOISE = 0.03  # of an entry's share of what is left: a slope this small is t
 _BELOW_NOISE = 0.1  # of the noise of an entry: an error that small is never seen
 _STEPS = 60  # of a pass: with more, a factorisation is no slower
 _INVERSE_STEPS, _ROUGHLY = 8, 1e-2  # for an eigenvalue, and how well its systems are solved
-_LOOKED_AT = 5  # steps between two looks at what is left
+_FIRST_LOOK, _LOOKED_AT = 10, 5  # steps before the first look at what is left, and between two
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,19 +72,25 @@ class Solved:
     settled: Tensor  # (k,) bool: is the slope as flat as was asked for?
 
 
-def least_squares(
-    rows: Tensor, weight: Tensor, left: Tensor, fixed: Tensor, tolerance: float
+def least_squares(  # noqa: PLR0917
+    rows: Tensor,
+    weight: Tensor,
+    left: Tensor,
+    fixed: Tensor,
+    tolerance: float,
+    span: Tensor | None = None,
 ) -> Solved:
     """The change of q (b, k) that takes most away of what is left (rows, k), orthogonal to `fixed`.
 
     Conjugate gradients for least squares, in the precision of the rows (rows, b), until the slope has
     fallen by the tolerance in all columns or is lost in the noise of what is left, or the steps are
-    used up. Weights (rows, k) are 0 or 1.
+    used up. Weights (rows, k) are 0 or 1. What lies in a span (rows, p), orthonormal, does not count as
+    left.
     """
     length = left.norm(dim=0).clamp_min(torch.finfo(left.dtype).tiny)
     r = (left / length).to(rows)
     x = torch.zeros_like(fixed)
-    s = _beside(rows.T @ r, fixed)
+    s = _beside(rows.T @ (r * weight), fixed)
     p, slope = s, s.square().sum(0)
     tiny, eps = torch.finfo(rows.dtype).tiny, torch.finfo(rows.dtype).eps
     floor = _IN_NOISE**2 / weight.sum(0).clamp_min(
@@ -94,12 +100,13 @@ def least_squares(
     enough, flat = tolerance**2 * slope, torch.zeros_like(slope, dtype=torch.bool)
     for step in range(1, _STEPS + 1):
         t = (rows @ p).mul_(weight)
+        t = t if span is None else t.addmm_(span, span.T @ t, alpha=-1)
         far = slope / t.square().sum(0).clamp_min(tiny)
         x.addcmul_(p, far)
         r.addcmul_(t, far, value=-1)
-        s = _beside(rows.T @ r, fixed)
+        s = _beside(rows.T @ (r if span is None else r * weight), fixed)
         before, slope = slope, s.square().sum(0)
-        if step % _LOOKED_AT == 0:
+        if step >= _FIRST_LOOK and step % _LOOKED_AT == 0:
             flat = slope <= torch.maximum(enough, floor * r.square().sum(0))
             if bool(flat.all()):
                 break

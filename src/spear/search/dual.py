@@ -119,9 +119,9 @@ def chance_off(problem: DualProblem) -> Tensor:
     H = problem.H.mean(0)
     mean = H @ (problem.h / length.square())
     spread = (H - torch.outer(mean, problem.h)).norm(dim=1) / length
-    offset = mean / spread.clamp_min(1e-9 * float(mean.abs().max()))
-    excess = problem.missing * float(offset.var()) if len(offset) > 1 else 0.0
-    shrink = max(0.0, 1 - 2 / excess) if excess > 0 else 0.0
+    offset = mean / torch.maximum(spread, 1e-9 * mean.abs().max())
+    excess = problem.missing * offset.var() if len(offset) > 1 else 0 * length
+    shrink = (1 - 2 / excess).nan_to_num(0.0).clamp_min(0)
     chance: Tensor = torch.special.ndtr(-offset * shrink)
     return chance + (1 - chance) * problem.dropout
 

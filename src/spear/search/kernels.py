@@ -122,9 +122,14 @@ class _Together:
     known: Tensor  # (k,) bool: is there a kernel with these zeros?
     unclear: Tensor  # (k,) bool: to be rounded one by one
 
-    def keep(self, which: Tensor, vectors: Tensor, zeros: Tensor, level: Tensor) -> None:
-        self.vectors[:, which], self.zeros[:, which] = vectors, zeros
-        self.level[which], self.known[which] = level, True
+    def keep(
+        self, columns: Tensor, which: Tensor, vectors: Tensor, zeros: Tensor, level: Tensor
+    ) -> None:
+        """Take these in for some columns (k',), which (k',) of them: without asking the device."""
+        self.vectors[:, columns] = torch.where(which, vectors, self.vectors[:, columns])
+        self.zeros[:, columns] = torch.where(which, zeros, self.zeros[:, columns])
+        self.level[columns] = torch.where(which, level, self.level[columns])
+        self.known[columns] |= which
 
 
 def _round_together(side: Side, white: Tensor, deadline: Deadline) -> _Together:
@@ -136,26 +141,26 @@ def _round_together(side: Side, white: Tensor, deadline: Deadline) -> _Together:
     no = torch.zeros_like(white[0], dtype=torch.bool)
     highest = torch.full_like(white[0], UNDECIDED * side.zero)
     found = _Together(torch.zeros_like(white), zeros.clone(), highest, no, no.clone())
-    open_ = torch.arange(white.shape[1], device=white.device)
+    open_ = (zeros.sum(0) >= len(white) - 1).nonzero().flatten()
     for _ in range(_PASSES):
-        open_ = open_[zeros[:, open_].sum(0) >= len(white) - 1]
         if not len(open_):
             break
-        kernel, settled = kernels_of(rows, zeros[:, open_], white[:, open_], deadline)
-        found.unclear[open_[~settled]] = True
-        open_, kernel = open_[settled], kernel[:, settled]
-        before, vectors = zeros[:, open_], unit(kernel / side.scales[:, None], 0)
+        before = zeros[:, open_]
+        kernel, settled = kernels_of(rows, before, white[:, open_], deadline)
+        vectors = unit(kernel / side.scales[:, None], 0)
         values = (side.basis @ vectors).abs()
         median = values.masked_fill(~before, torch.nan).nanmedian(0).values
         level = (_OUTLIER * median).clamp_min(side.zero)
         now = values <= level
-        same = (now == before).all(0)
-        found.unclear[open_[same & (level > side.zero)]] = True  # some rows may be no zeros
+        same = settled & (now == before).all(0)
+        found.unclear[open_] |= ~settled | (same & (level > side.zero))  # some may be no zeros
         good = same & (level <= found.level[open_])
-        found.keep(open_[good], vectors[:, good], before[:, good], level[good])
+        found.keep(open_, good, vectors, before, level)
         wider = values <= _below_gaps(values, level)  # rows above may be zeros of a sharper kernel
-        zeros[:, open_], white[:, open_] = torch.where(same, wider, now), kernel
-        open_ = open_[~same | (good & (wider != before).any(0))]
+        following = torch.where(same, wider, now)
+        zeros[:, open_], white[:, open_] = following, kernel
+        goes_on = settled & (~same | (good & (wider != before).any(0)))
+        open_ = open_[goes_on & (following.sum(0) >= len(white) - 1)]
     found.unclear[open_] |= ~found.known[open_]  # else there are zeros that come and go
     certain = (found.known & ~found.unclear).nonzero().flatten()
     kernels = unit(found.vectors[:, certain] * side.scales[:, None], 0)

@@ -15,7 +15,7 @@ from torch import Tensor
 from spear.factors import Side
 from spear.search.deadline import Deadline
 from spear.search.dual import BalancedProblem, SignRegression
-from spear.search.kernels import unit, zero_margin
+from spear.search.kernels import first_of_each, unit, zero_margin
 from spear.search.parallel import cut
 from spear.search.starts import ACTIVE, SHARP_RIDGE, distinct
 from spear.search.watch import Watch
@@ -30,6 +30,8 @@ _ROWS = 2  # that may be zeros, relative to b: 1.5 reaches a third fewer, 3 no m
 _PER_SAMPLE, _FEWEST = 8, 128  # guesses that are sharpened
 _APART = 0.5  # how far copies of a guess are turned; in one batch 0.3 and 0.8 hit less often
 _LEAST_REST = 1e-3  # of a row, beside its leverage
+_AS_BAD, _AT_A_TIME = 0.5, 16  # of the worst row; of the rows that may still go, in one step
+_SAME = 1e-4  # 1 - |cos| of guesses that came to one end
 _DEFINITE = 1e-9  # of the squared rows: keeps Cholesky definite
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
@@ -92,6 +94,8 @@ def _sharpen(  # noqa: PLR0917
         weight, index = weight.topk(min(rows, _ROWS * b), dim=0)
         A = U[index.T] * weight.T.sqrt()[:, :, None]  # (k, rows used, b)
         q = smallest_eigenvectors(A.mT @ A, q)
+    different = first_of_each((q.T @ q).abs() > 1 - _SAME)
+    q, score = q[:, different], score[:, different]
     zeros = (_entries(U, q).abs() <= _TRIMMED) & (score < _SIGN_SOFTNESS)
     return _trim(side, U, q, zeros, deadline)
 
@@ -101,7 +105,7 @@ def _trim(side: Side, U: Tensor, q: Tensor, kept: Tensor, deadline: Deadline) ->
 
     As in a regression, what a row leaves counts relative to what its leverage lets it leave. Any b - 1
     rows vanish somewhere, and whoever may leave out many finds a few more by accident: there must be
-    more to spare than were left out.
+    more to spare than were left out. Rows that fit nearly as badly as the worst go with it.
     """
     b = U.shape[1]
     q, kept = q[:, kept.sum(0) > b], kept[:, kept.sum(0) > b]
@@ -126,9 +130,13 @@ def _trim(side: Side, U: Tensor, q: Tensor, kept: Tensor, deadline: Deadline) ->
         gram = gram[enough] + b * q.T[:, :, None] * q.T[:, None]
         L = torch.linalg.cholesky_ex(gram).L
         leverage = torch.linalg.solve_triangular(L, A.mT, upper=False).square().sum(1)
-        worst = (left / (1 - leverage).clamp_min(_LEAST_REST).sqrt()).argmax(1)
-        i = open_[enough].nonzero().flatten()
-        kept[i, worst[i]] = False
+        left = left / (1 - leverage).clamp_min(_LEAST_REST).sqrt()
+        bad = left >= _AS_BAD * left.amax(1, keepdim=True)
+        few = (
+            left.argsort(1, descending=True).argsort(1)
+            < ((kept.sum(1) - fewest) / _AT_A_TIME).ceil()[:, None]
+        )
+        kept &= ~(bad & few & open_[enough, None])
 
 
 def smallest_eigenvectors(gram: Tensor, guess: Tensor) -> Tensor:

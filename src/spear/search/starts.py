@@ -203,14 +203,15 @@ def _kernels_near(  # noqa: PLR0917
         size = (shared.single @ guess).abs()
         size /= size.square().mean(0).sqrt()
         level = (size * kept).amax(0)
-        clean = level <= _VANISHES
-        if bool(clean.any()):
+        clean = (level <= _VANISHES).nonzero().flatten()
+        if len(clean):
             zeros = (size <= level)[:, clean]  # all that vanish as these do hold it better
             kernel, settled = kernels_of(shared, zeros, guess[:, clean].to(q), deadline)
             found.append(kernel[:, settled].T)
-        guess, size = guess[:, ~clean], size[:, ~clean]
-        if not guess.shape[1]:
+        if len(clean) == guess.shape[1]:
             break
+        others = (level > _VANISHES).nonzero().flatten()
+        guess, size = guess[:, others], size[:, others]
         z = signs.read(c_basis.T @ guess, (4 * size).clamp_max(ACTIVE))
         score = 2 * size.clamp_max(ACTIVE) + z
     return torch.cat(found)

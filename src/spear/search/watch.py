@@ -25,6 +25,7 @@ class Progress:
     found: int = 0  # directions found
     batch_size: int | None = None
     seconds: float = 0.0
+    detail: str = ""  # what the judge is at
 
 
 @dataclass(eq=False)
@@ -127,6 +128,9 @@ class Watch:
         expected: float | None = None,
         found: int = 0,
         batch_size: int | None = None,
+        detail: str = "",
     ) -> None:
         if self.on_progress is not None:
-            self.on_progress(Progress(stage, done, expected, found, batch_size, self.seconds))
+            self.on_progress(
+                Progress(stage, done, expected, found, batch_size, self.seconds, detail)
+            )

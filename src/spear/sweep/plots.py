@@ -6,7 +6,7 @@ import dataclasses
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from spear.metrics import EXACT_DB
@@ -20,41 +20,57 @@ from spear.update import NOISE_UNITS
 
 Points = Sequence[tuple[Any, Leakage]]  # an axis' values and what was found there
 _SHOWN_DB = 120.0  # beyond that, only rounding differs
+_WIDTH = 3.4  # inches: at 400 px, and three abreast at 1280 px, letters keep their size
 _OFFSET = 0.012  # share of the axis
 
 
 def drawings(sweep: Sweep, found: Sequence[Leakage]) -> tuple[Drawing, ...]:
-    """A drawing for each axis, and a map if axes were crossed."""
+    """For each axis what leaked, how well, and what training lost; a map if axes were crossed.
+
+    Each is a drawing of its own, as wide as a phone, so that a narrow page stacks them.
+    """
     measured = {leakage.setting for leakage in found if leakage.done}
     axes = [axis for axis in sweep.grid.axes if measured & {s for _, s in axis.points}]
-    drawn = [_axis(sweep, axis, found) for axis in axes]
+    drawn = [drawing for axis in axes for drawing in _axis(sweep, axis, found)]
     if sweep.grid.cross and len(axes) > 1:
         drawn.insert(0, _map(sweep, found))
     return tuple(drawn)
 
 
-def _axis(sweep: Sweep, axis: Axis, found: Sequence[Leakage]) -> Drawing:
+def _axis(sweep: Sweep, axis: Axis, found: Sequence[Leakage]) -> Iterator[Drawing]:
     points = [(value, leakage) for value, leakage in along(axis, found) if leakage.done]
-    measured = any(leakage.utility for _, leakage in points)
-    with plots.style():
-        drawn = plots.figure(3.3 * (3 if measured else 2), 2.9 if axis.name == "noise" else 2.5)
-        panels = drawn.subplots(1, 3 if measured else 2)
-        x = _positions(axis, points)
-        joined = axis.name != "precision"  # its values have no order
-        _leakage(panels[0], x, points, joined=joined)
-        _quality(panels[1], x, points, pictures=sweep.subject.samples().image_format is not None)
-        if measured:
-            _utility(panels[2], x, points, classes=sweep.subject.samples().classes is not None)
-        for panel in panels:
+    data, x = sweep.subject.samples(), _positions(axis, points)
+    joined = axis.name != "precision"  # its values have no order
+    pictures, classes = data.image_format is not None, data.classes is not None
+
+    def drawn(title: str, caption: str, draw: Callable[[Any], None]) -> Drawing:
+        with plots.style():
+            figure = plots.figure(_WIDTH, 2.9 if axis.name == "noise" else 2.5)
+            panel = figure.subplots()
+            draw(panel)
             _ticks(panel, axis, x, points)
-        svg = _svg(drawn, axis.name)
-    caption = (
-        "Left: share of batches from which anything leaked, and of those that came back whole, with "
-        "95 % intervals. Next: the best sample of a batch, median over batches; a cross where none "
-        "came back."
+            return Drawing(
+                f"{title} by {axis.title}", _svg(figure, f"{axis.name} {title}"), caption
+            )
+
+    yield drawn(
+        "Leakage",
+        "Share of batches from which anything came back, and of those that came back whole, with 95 % "
+        "intervals.",
+        lambda panel: _leakage(panel, x, points, joined=joined),
     )
-    caption += " Right: training under the same setting, ± over runs." if measured else ""
-    return Drawing(f"Leakage against {axis.title}", svg, caption)
+    yield drawn(
+        "Best recovery",
+        "The best sample of a batch, median over batches; a cross where none came back."
+        + (f" Shown up to {_SHOWN_DB:.0f} dB." if pictures else ""),
+        lambda panel: _quality(panel, x, points, pictures=pictures),
+    )
+    if any(leakage.utility for _, leakage in points):
+        yield drawn(
+            "Accuracy" if classes else "Loss",
+            "Training under the same setting, ± over runs.",
+            lambda panel: _utility(panel, x, points, classes=classes),
+        )
 
 
 def _positions(axis: Axis, points: Points) -> list[float]:
@@ -78,7 +94,7 @@ def _ticks(panel: Any, axis: Axis, x: Sequence[float], points: Points) -> None:
     panel.set_xlabel("noise σ per entry of the update")
     if any(a.noise.multiplier for _, a in points):
         above = panel.secondary_xaxis("top")
-        above.set_xticks(x, [_private(a) for _, a in points], fontsize=6)
+        above.set_xticks(x, [_private(a) for _, a in points], fontsize=7)
         above.set_xlabel("multiplier z, ε below it", fontsize=7)
 
 
@@ -114,7 +130,7 @@ def _leakage(panel: Any, x: Sequence[float], points: Points, *, joined: bool) ->
         )
     panel.set_ylim(-4, 104)
     panel.set_ylabel("batches, %")
-    panel.legend(loc="best")
+    panel.figure.legend(loc="outside lower center", ncols=2)  # over no interval
 
 
 def _quality(panel: Any, x: Sequence[float], points: Points, *, pictures: bool) -> None:
@@ -130,7 +146,7 @@ def _quality(panel: Any, x: Sequence[float], points: Points, *, pictures: bool) 
     ):
         panel.axhline(level, color=plots.GREY, lw=0.8, ls=":")
         panel.text(
-            0.99, level, words, color=plots.GREY, fontsize=6.5, ha="right", va="bottom",
+            0.99, level, words, color=plots.GREY, fontsize=7, ha="right", va="bottom",
             transform=panel.get_yaxis_transform(),
         )  # fmt: skip
     panel.set_ylim(0, _SHOWN_DB + 5)
@@ -155,9 +171,9 @@ def _utility(panel: Any, x: Sequence[float], points: Points, *, classes: bool) -
         unit * (gain.quality + (1 if classes else -1) * (gain.cost or 0.0)) for _, gain in known
     ]
     panel.plot(where, plain, color=plots.GREY, ls=":", marker=".", label="without defence")
-    panel.set_ylim(bottom=0)
+    panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
     panel.set_ylabel("held-out accuracy, %" if classes else "held-out loss")
-    panel.legend(loc="best")
+    panel.figure.legend(loc="outside lower center", ncols=2)
 
 
 def _map(sweep: Sweep, found: Sequence[Leakage]) -> Drawing:

@@ -107,7 +107,7 @@ class PrivateData:
         return float(self.labels.bincount().max()) / len(self.labels)
 
     def name_of(self, index: int) -> str:
-        return self.names[index] if self.names else f"sample {index}"
+        return self.names[index] if self.names else f"row {index}"
 
     @staticmethod
     def of(

@@ -8,7 +8,17 @@ from typing import Any
 
 from spear.errors import MissingExtra
 from spear.inversion import Outcome
-from spear.report import Case, Cell, Finding, Level, Remark, Report, Table
+from spear.report import (
+    Case,
+    Cell,
+    Finding,
+    Level,
+    Measured,
+    Remark,
+    Report,
+    Table,
+    safe_settings,
+)
 from spear.sweep import utility
 from spear.sweep.leakage import Leakage, LeakageLevel, percent, trend
 from spear.sweep.plan import Sweep
@@ -18,55 +28,86 @@ from spear.sweep.trial import BEYOND_FLAT_DB, OTHER_DB, PICTURE_DB
 
 
 def leakage_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
-    """What leaked at each setting, and what each costs."""
+    """What leaked at each setting, and what each costs: what a reader compares."""
     classes = sweep.subject.samples().classes is not None
     base, (unit, digits) = sweep.grid.base, (100, 1) if classes else (1, 4)
-
-    def gain(name: str) -> Callable[[Leakage], Cell]:
-        return lambda a: _rounded(getattr(a.utility, name, None), unit, digits)
 
     columns: dict[str, Callable[[Leakage], Cell]] = {
         "setting": lambda a: setting_name(a, base),
         "verdict": lambda a: a.verdict.value,
-        "batches leaking, %": lambda a: _rounded(a.leaked.share, 100),
-        "at least, %": lambda a: _rounded(a.leaked.interval()[0], 100),
-        "at most, %": lambda a: _rounded(a.leaked.interval()[1], 100),
-        "batches exact, %": lambda a: _rounded(a.exact.share, 100),
-        "samples exact, %": lambda a: _rounded(a.share("recovered"), 100),
-        "samples recognisable, %": lambda a: _rounded(a.share("recognised"), 100),
-        "best PSNR, dB": lambda a: _rounded(a.best),
-        "median seconds": lambda a: _rounded(a.seconds, digits=2),
-        "held-out accuracy, %" if classes else "held-out loss": gain("quality"),
-        "± over runs": gain("spread"),
-        "cost, points" if classes else "cost, loss": gain("cost"),
-        "± of cost": gain("cost_spread"),
+        "leaks, %": lambda a: _rounded(a.leaked.share, 100),
+        "95 % interval": _interval,
+        "exact, %": lambda a: _rounded(a.exact.share, 100),
+        "best, dB": lambda a: _rounded(a.best),
+        "accuracy, %" if classes else "held-out loss": lambda a: _rounded(
+            getattr(a.utility, "quality", None), unit, digits
+        ),
+        "cost, points" if classes else "cost, loss": lambda a: _cost(a, unit, digits),
     }
     caption = (
         f"{sweep.repeats} private batches per setting, each with weights of its own. A setting is "
-        "named by what differs from the base."
+        "named by what differs from the base. Leaks: share of batches from which anything came back; "
+        "exact: of those that came back whole; best: PSNR of the best sample; cost: what a defence "
+        "takes off the held-out " + ("accuracy." if classes else "loss.")
     )
     return _table("Leakage and cost", columns, found, caption)
 
 
-def settings_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
-    """Every setting in full."""
+def samples_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
+    """The same by samples, and the time it took."""
     base = sweep.grid.base
     columns: dict[str, Callable[[Leakage], Cell]] = {
         "setting": lambda a: setting_name(a, base),
-        "batch size": lambda a: a.setting.samples,
+        "batches": lambda a: len(a.done),
+        "samples exact, %": lambda a: _rounded(a.share("recovered"), 100),
+        "recognisable, %": lambda a: _rounded(a.share("recognised"), 100),
+        "seconds": lambda a: _rounded(a.seconds, digits=2),
+        "out of time": lambda a: a.out_of_time,
+    }
+    caption = "Shares of all samples; seconds are the median of the attacks, for each batch."
+    return _table("Samples and time", columns, found, caption)
+
+
+def _cost(leakage: Leakage, unit: float, digits: int) -> str | None:
+    cost = _rounded(getattr(leakage.utility, "cost", None), unit, digits)
+    spread = _rounded(getattr(leakage.utility, "cost_spread", None), unit, digits)
+    return None if cost is None else f"{cost + 0.0:g}" + (f" ± {spread:g}" if spread else "")
+
+
+def _interval(leakage: Leakage) -> str | None:
+    if not leakage.done:
+        return None
+    low, high = leakage.leaked.interval()
+    return f"{100 * low:.0f}\u2013{100 * high:.0f}"
+
+
+def settings_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
+    """Every setting in full; what is the same at all of them is left out, for it is in the base."""
+    base = sweep.grid.base
+    columns: dict[str, Callable[[Leakage], Cell]] = {
+        "setting": lambda a: setting_name(a, base),
+        "batch": lambda a: a.setting.samples,
         "width": lambda a: a.setting.width,
         "protocol": lambda a: a.setting.training,
         "C": lambda a: a.setting.clip,
         "σ": lambda a: a.noise.sigma and float(f"{a.noise.sigma:.4g}"),
-        "noise multiplier z": lambda a: a.noise.multiplier and float(f"{a.noise.multiplier:.4g}"),
+        "z": lambda a: a.noise.multiplier and float(f"{a.noise.multiplier:.4g}"),
         "ε": lambda a: a.noise.epsilon and float(f"{a.noise.epsilon:.4g}"),
         "precision": lambda a: a.setting.precision,
         "pruned": lambda a: a.setting.pruned,
         "clients": lambda a: a.setting.clients,
         "rounds": lambda a: a.setting.rounds,
     }
-    caption = "Every setting in full, with its noise in every unit that is defined for it."
-    return _table("Settings", columns, found, caption)
+    varied = {
+        name: value
+        for name, value in columns.items()
+        if name == "setting" or len({value(leakage) for leakage in found}) > 1
+    }
+    caption = (
+        "What differs between the settings, with noise in every unit that is defined for it: C the "
+        "clipping norm, σ the noise on each entry sent, z the noise multiplier, ε at its δ."
+    )
+    return _table("Settings", varied, found, caption)
 
 
 def _table(
@@ -89,6 +130,7 @@ def _rounded(value: float | None, unit: float = 1, digits: int = 1) -> float | N
     return None if value is None else round(unit * value, digits)
 
 
+_TABLES = (leakage_table, samples_table, settings_table)
 NO_GUARANTEE = "not a guarantee: another attack, or more batches, may do better"
 # Subjects of remarks that explain the figures; all others are about this run.
 EXPLANATIONS = ("what counts", "utility", "epsilon", "rounds")
@@ -117,9 +159,11 @@ def sweep_report(
 ) -> Report:
     """The report on the rows in `out`; nothing is run."""
     found, data = sweep.summary(out), sweep.subject.samples()
+    classes = data.classes is not None
+    cases = [case_of(leakage, sweep.grid.base, classes) for leakage in found]
     remarks = [
         *_along_axes(sweep, found),
-        *_safe(found, data.classes is not None),
+        *_safe(found, classes),
         *_method_remarks(sweep, found),
         *_over_rounds(sweep, found),
     ]
@@ -131,10 +175,10 @@ def sweep_report(
     return Report.new(
         "audit",
         "Where leakage starts and stops",
-        headline(found),
+        headline(found, cases),
         examples,
         remarks=remarks,
-        tables=(leakage_table(sweep, found), settings_table(sweep, found)),
+        tables=tuple(table(sweep, found) for table in _TABLES),
         drawings=drawn,
         settings={
             "model": sweep.subject.model_words,
@@ -149,17 +193,34 @@ def sweep_report(
         },
         seconds=seconds,
         overall=_overall(found),
-        cases=[_case(leakage, sweep.grid.base) for leakage in found],
+        cases=cases,
     )
 
 
-def _case(leakage: Leakage, base: Setting) -> Case:
+def case_of(leakage: Leakage, base: Setting, classes: bool) -> Case:
     """The verdict on one setting; one that was not measured cannot be told."""
     outcome = _OUTCOMES.get(leakage.verdict, Outcome.INCONCLUSIVE)
     words = leakage.verdict.value.capitalize()
     if leakage.done:
         words += f": {percent(leakage.leaked)} leaked"
-    return Case(setting_name(leakage, base), outcome, f"{words}.")
+    name = setting_name(leakage, base)
+    return Case(name, outcome, f"{words}.", _measured(leakage, classes))
+
+
+def _measured(leakage: Leakage, classes: bool) -> Measured | None:
+    if not leakage.done:
+        return None
+    unit, words = (100, "points of accuracy") if classes else (1, "of loss")
+    cost, spread = (
+        value and unit * value
+        for value in (
+            getattr(leakage.utility, "cost", None),
+            getattr(leakage.utility, "cost_spread", None),
+        )
+    )
+    return Measured(
+        leakage.leaked.count, len(leakage.done), leakage.out_of_time, cost, spread, words
+    )
 
 
 def _overall(found: Sequence[Leakage]) -> Outcome | None:
@@ -170,25 +231,27 @@ def _overall(found: Sequence[Leakage]) -> Outcome | None:
     return None
 
 
-def headline(found: Sequence[Leakage]) -> str:
-    """The verdict in one sentence.
+def headline(found: Sequence[Leakage], cases: Sequence[Case]) -> str:
+    """Which settings are safe, and what happened at the others.
 
-    >>> headline([])
+    >>> headline([], [])
     'Nothing was measured.'
     """
     done = [leakage for leakage in found if leakage.done]
     if not done:
         return "Nothing was measured."
     exact = sum(leakage.verdict is LeakageLevel.EXACT for leakage in done)
-    leaking = sum(leakage.verdict is not LeakageLevel.NOTHING for leakage in done)
-    quiet = len(done) - leaking
-    if not leaking:
-        return f"This attack recovered nothing at any of {len(done)} settings ({NO_GUARANTEE})."
-    parts = [f"whole batches were recovered exactly at {exact}"] if exact else []
-    more = f"at {leaking - exact}{' more' if exact else ''}"
-    parts += [f"something recognisable came back {more}"] if leaking > exact else []
-    parts += [f"nothing was recovered at {quiet} ({NO_GUARANTEE})"] if quiet else []
-    return f"Of {len(done)} settings, {', '.join(parts)}."
+    quiet = sum(leakage.verdict is LeakageLevel.NOTHING for leakage in done)
+    others = len(done) - quiet - exact
+    parts = [f"whole batches came back exactly at {exact}"] if exact else []
+    parts += [f"something recognisable at {others}"] if others else []
+    words = safe_settings(cases)
+    if parts:
+        told = " and ".join(parts)
+        words += f" {told[0].upper()}{told[1:]}."
+    if len(done) < len(found):
+        words += f" {len(found) - len(done)} of {len(found)} settings are not measured yet."
+    return words
 
 
 def _along_axes(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
@@ -213,25 +276,12 @@ def _safe(found: Sequence[Leakage], classes: bool) -> list[Remark]:
         words = f"This attack recovered nothing: {percent(leakage.leaked)} leaked"
         if leakage.out_of_time:
             words += f", though in {leakage.out_of_time} of them the time limit stopped it"
-        words += f"; {NO_GUARANTEE}.{_cost(leakage, classes)}"
+        measured = _measured(leakage, classes)
+        words += f"; {NO_GUARANTEE}."
+        if measured is not None and measured.cost is not None:
+            words += f" Its cost in training: {measured.price}."
         remarks.append(Remark(Level.PROTECTED, leakage.setting.words(base), words))
     return remarks
-
-
-def _cost(leakage: Leakage, classes: bool) -> str:
-    found = leakage.utility
-    if found is None or found.cost is None:
-        return ""
-    unit, words = (100, "points of held-out accuracy") if classes else (1, "of held-out loss")
-    cost, spread = unit * found.cost, unit * (found.cost_spread or 0.0)
-    if cost == 0:
-        return " It costs nothing in training."
-    figure = f"{cost:.2g} ± {spread:.2g} {words}" if spread else f"{cost:.2g} {words}"
-    return (
-        f" It costs {figure}."
-        if cost > spread
-        else f" Its cost in training is within the spread over runs ({figure})."
-    )
 
 
 def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:

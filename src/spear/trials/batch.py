@@ -134,7 +134,7 @@ class Compared:
         psnr = self.score.psnr.tolist()
         for i, j, decibel in zip(pairs.found.tolist(), pairs.truth.tolist(), psnr, strict=True):
             index[i], decibels[i] = j, decibel
-        names = self.batch.names or [f"sample {i}" for i in range(1, len(labels) + 1)]
+        names = self.batch.names or [f"original {i}" for i in range(1, len(labels) + 1)]
         classes = labels if labels.ndim == 1 and not labels.is_floating_point() else None
         return Finding.of(
             result,

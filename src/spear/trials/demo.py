@@ -141,23 +141,25 @@ class DemoRun:
                 "that are nearly alike: the search may not tell these apart.",
             )
         certified = int(self.result.certified.sum())
+        found = self.compared.finding(name, notes)
+        words = f"{certified} of {len(self.names)} photos were recovered and certified in "
         return Report.new(
             "demo",
             title,
-            f"{certified} of {len(self.names)} photos were recovered and certified in "
-            f"{self.seconds:.1f} s.",
-            [self.compared.finding(name, notes)],
+            f"{words}{self.seconds:.1f} s." if certified else found.headline,
+            [found],
             settings={"command": _command(self.settings), **dataclasses.asdict(self.settings)},
             seconds=self.seconds,
         )
 
     def samples(self) -> list[dict[str, object]]:
-        """One row per recovered sample, in the order of the originals."""
+        """One row per recovered sample, numbered and ordered as on the page."""
         score, found, rows = self.compared.score, self.result.labels, []
         pairs = zip(score.pairs.found.tolist(), score.pairs.truth.tolist(), strict=True)
         for (i, j), psnr in zip(pairs, score.psnr.tolist(), strict=True):
             rows.append(
                 {
+                    "sample": i + 1,
                     "index": j,
                     "name": self.names[j],
                     "psnr": psnr,
@@ -166,7 +168,7 @@ class DemoRun:
                     "found_label": None if found is None or found[i] < 0 else int(found[i]),
                 }
             )
-        return sorted(rows, key=lambda row: row["index"])
+        return sorted(rows, key=lambda row: row["sample"])
 
 
 def run_demo(

@@ -24,6 +24,7 @@ from spear.update.layers import (
 from spear.update.precision import at_work, sent_back
 from spear.update.protocol import UNKNOWN_PROTOCOL, Protocol
 from spear.update.rounds import Rounds
+from spear.update.snapshots import is_snapshot
 
 _PARTS = ("weight", "bias", "weight_grad", "bias_grad")
 _BLOCK = 1 << 22  # entries checked at a time, so that a check never copies a large gradient
@@ -118,6 +119,8 @@ class LayerUpdate:
                 "several rounds have a model each: give each to spear.observe, and leave out model="
             )
         model = unwrapped(model)
+        if is_snapshot(self.model, model):
+            return self
         return dataclasses.replace(self, model=model, traced=trace(model))
 
     def with_dropout(self) -> LayerUpdate | None:

@@ -63,6 +63,24 @@ def snapshot(model: nn.Module) -> Snapshot:
         return Snapshot(taken)
 
 
+def is_snapshot(taken: nn.Module | None, model: nn.Module) -> bool:
+    """Is this the copy that `snapshot` would give of the model as it is now?
+
+    >>> net = nn.Linear(3, 2)
+    >>> taken = snapshot(net).model
+    >>> is_snapshot(taken, net), is_snapshot(net, net)
+    (True, False)
+    >>> _ = net.weight.data.zero_()
+    >>> is_snapshot(taken, net)
+    False
+    """
+    with _lock:
+        kept = _copies.get(id(model))
+        if kept is None or taken is None or kept.owner() is not model or kept.copy() is not taken:
+            return False
+        return _unchanged(model, taken, kept.settings)
+
+
 @dataclass(frozen=True, eq=False)
 class _Kept:
     """The last copy of one model; it goes when the model goes."""

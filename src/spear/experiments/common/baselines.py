@@ -7,8 +7,16 @@ from typing import Any
 
 import torch
 
-from spear.baselines import Attack, CocktailPartyAttack, GeipingAttack, pixel_bounds
+from spear.baselines import (
+    Attack,
+    CocktailPartyAttack,
+    GeipingAttack,
+    load_attack,
+    pixel_bounds,
+)
+from spear.errors import InvalidExtension
 from spear.experiments.common.experiment import Case
+from spear.inversion import Inversion, Outcome
 from spear.search import Progress
 from spear.trials import Attacked, Batch, Measured, compare, quality
 
@@ -58,6 +66,37 @@ def guessed(case: Case, batch: Batch, name: str) -> Measured:
     """A rival's trial. It proves nothing, so its row holds no verdicts."""
     found = guess(case, batch, name)
     return found.measured(rated(batch, found))
+
+
+def attacked(case: Case, batch: Batch) -> Measured:
+    """The attack that the setting `attack` names, with its own defaults, within `max_seconds`."""
+    attack = case.attack or load_attack(case["attack"])
+    view, limit = batch.view(), case["max_seconds"]
+    began = time.monotonic()
+    result = attack.invert(
+        view, labels=batch.labels, max_seconds=limit, **known(batch), **started(case)
+    )
+    seconds = time.monotonic() - began
+    wrong = _wrong(result, view.inputs)
+    if wrong:
+        raise InvalidExtension(f"the attack {case['attack']}: {wrong}")
+    found = Attacked(view, result, seconds)
+    return found.measured(rated(batch, found))
+
+
+def _wrong(result: Any, inputs: int) -> str:
+    """What is wrong with an attack's result, in words."""
+    if not isinstance(result, Inversion):
+        return f"invert returned a {type(result).__name__}, expected a spear.Inversion"
+    if result.inputs.ndim != 2 or result.inputs.shape[1] != inputs:
+        return f"expected inputs (k, {inputs}), got {tuple(result.inputs.shape)}"
+    if not bool(result.inputs.isfinite().all()):
+        return "expected finite inputs, got NaN or infinity"
+    if bool(result.certified.any()) or result.outcome in {Outcome.EXACT, Outcome.PARTIAL}:
+        return (
+            "expected nothing certified and outcome APPROXIMATE or FAILED: an attack proves nothing"
+        )
+    return ""
 
 
 def rated(batch: Batch, found: Attacked) -> dict[str, Any]:

@@ -104,11 +104,14 @@ def private_batch(
 def attack(
     case: Case, view: LayerUpdate, model: nn.Module | None, finder: str | Finder = "cascade"
 ) -> Attacked:
-    """Invert within the setting `max_seconds`, with the case's seed for the search."""
+    """Invert within the setting `max_seconds`, with the case's seed for the search.
+
+    A finder that the user chose for the run takes the place of ours.
+    """
     return trials.attack(
         view,
         model,
-        finder=finder,
+        finder=case.chosen(finder),
         generator=case.generator(),
         max_seconds=case["max_seconds"],
         on_progress=lambda step: case.report(*progress_words(step)),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from spear.baselines import Attack
 from spear.errors import InvalidOption
 from spear.experiments.common.drawing import Section
+from spear.search import Finder
 from spear.trials import Measured, Row, Trial
 
 Settings = Mapping[str, Any]
@@ -41,12 +43,31 @@ class Plan:
 
 @dataclass(frozen=True)
 class Case:
-    """A trial as an experiment gets it: with the data, and a callback for its progress."""
+    """A trial as an experiment gets it: with the data, and a callback for its progress.
+
+    Args:
+        settings: of the trial.
+        seed: of the batch, and of everything else that is drawn.
+        data: folder of the datasets.
+        report: called with words and a share as the trial goes on.
+        finder: the user's, in place of ours.
+        attack: the user's, by the setting `attack`.
+    """
 
     settings: Settings
     seed: int
     data: Path
     report: Callable[[str, float | None], None]
+    finder: Finder | None = None
+    attack: Attack | None = None
+    asked: list[Finder] = field(default_factory=list, repr=False, compare=False)
+
+    def chosen(self, finder: str | Finder) -> str | Finder:
+        """This finder, or the user's in place of ours; `asked` then holds it."""
+        if self.finder is None or finder != "cascade":
+            return finder
+        self.asked.append(self.finder)
+        return self.finder
 
     def __getitem__(self, name: str) -> Any:
         return self.settings[name]

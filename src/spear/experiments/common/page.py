@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from spear.errors import DataError
+from spear.errors import DataError, InvalidExtension
 from spear.experiments.common import catalogue
+from spear.experiments.common.additions import Addition
 from spear.experiments.common.drawing import Picture, Plot, Section, latex, markdown
 from spear.experiments.common.experiment import Experiment
 from spear.experiments.common.reproduce import rows_for
@@ -26,45 +29,92 @@ that came back. The paper's times are minutes on a GPU; ours are the attack's al
 a CPU."""
 
 
-def write(name: str, results: Path, out: Path) -> str:
-    """An experiment's tables as Markdown and LaTeX, its plots and pictures, into a folder."""
-    section, text = _section(name, results)
-    _save_images(name, section, results, out)
-    write_private(out / f"{name}.md", f"{text}\n".encode())
-    if section.tables:
-        write_private(out / f"{name}.tex", "\n".join(map(latex, section.tables)).encode())
-    return text
+@dataclass(frozen=True)
+class Drawn:
+    """An experiment's section with its heading, and where its rows come from."""
+
+    name: str
+    heading: str
+    place: str
+    section: Section
+    origin: str
+
+    @property
+    def images(self) -> list[tuple[str, str]]:
+        """Names of files, and captions."""
+        shown: list[Plot | Picture] = [*self.section.plots, *self.section.pictures]
+        return [(f"{self.name}-{one.name}.png", one.caption) for one in shown]
+
+    def markdown(self) -> str:
+        """All of it."""
+        parts = [
+            f"## {self.heading}",
+            *map(markdown, self.section.tables),
+            *(f"![{self.place}]({file})\n\n*{caption}*" for file, caption in self.images),
+            *self.section.notes,
+            self.origin,
+        ]
+        return "\n\n".join(parts)
+
+
+def write(name: str, results: Path, out: Path, finder: Addition | None = None) -> Drawn:
+    """An experiment's tables as Markdown and LaTeX, its plots and pictures, into a folder.
+
+    Those of a finder in place of ours go into a folder of its name.
+    """
+    out = folder_of(out, finder)
+    drawn = _drawn(name, results, finder)
+    _save_images(name, drawn.section, results, out)
+    write_private(out / f"{name}.md", f"{drawn.markdown()}\n".encode())
+    if drawn.section.tables:
+        write_private(out / f"{name}.tex", "\n".join(map(latex, drawn.section.tables)).encode())
+    return drawn
+
+
+def folder_of(out: Path, finder: Addition | None) -> Path:
+    """Where what is drawn goes: in `out`, or in a folder there of a finder in place of ours."""
+    return out if finder is None else out / finder.name.replace(":", "-")
 
 
 def page(names: Sequence[str], results: Path, path: Path) -> None:
     """One Markdown page of many experiments, with its images in a folder `images` beside it."""
     images = Path("images") / path.stem
     for name in names:
-        section, _ = _section(name, results)
-        _save_images(name, section, results, path.parent / images)
+        _save_images(name, _drawn(name, results).section, results, path.parent / images)
     write_private(path, page_text(names, results, images).encode())
 
 
 def page_text(names: Sequence[str], results: Path, images: Path) -> str:
     """The page itself; its images are in the folder `images`."""
-    texts = [_section(name, results)[1] for name in names]
+    texts = [_drawn(name, results).markdown() for name in names]
     linked = [text.replace("](", f"]({images.as_posix()}/") for text in texts]
     return "\n\n".join([_INTRO, *linked]) + "\n"
 
 
-def _section(name: str, results: Path) -> tuple[Section, str]:
-    """An experiment's section, and all of it as Markdown."""
-    experiment, rows = catalogue.load(name), rows_for(name, results)
-    section = experiment.draw(rows)
-    shown: list[Plot | Picture] = [*section.plots, *section.pictures]
-    parts = [
-        f"## {experiment.place}: {experiment.title}",
-        *map(markdown, section.tables),
-        *(f"![{experiment.place}]({name}-{one.name}.png)\n\n*{one.caption}*" for one in shown),
-        *section.notes,
-        _origin(name, experiment, [row for part in rows.values() for row in part]),
-    ]
-    return section, "\n\n".join(parts)
+def _drawn(name: str, results: Path, finder: Addition | None = None) -> Drawn:
+    experiment, rows = catalogue.load(name), rows_for(name, results, finder)
+    origin = _origin(name, experiment, [row for part in rows.values() for row in part])
+    if finder is not None:
+        origin = f"With the finder {' '.join(finder.settings.values())}.\n\n{origin}"
+    heading = f"{experiment.place}: {experiment.title}"
+    return Drawn(name, heading, experiment.place, _section(name, experiment, rows), origin)
+
+
+def _section(name: str, experiment: Experiment, rows: Mapping[str, Sequence[Row]]) -> Section:
+    if name in catalogue.names():
+        return experiment.draw(rows)
+    try:
+        section: Any = experiment.draw(rows)
+    except Exception as error:  # the user's code may raise anything
+        raise InvalidExtension(
+            f"draw of {name} failed ({type(error).__name__}: {error}); the rows are kept: mend it, and "
+            "draw them with --only-draw"
+        ) from error
+    if not isinstance(section, Section):
+        raise InvalidExtension(
+            f"draw of {name} returned a {type(section).__name__}, expected Section([table(...)])"
+        )
+    return section
 
 
 def _save_images(name: str, section: Section, results: Path, out: Path) -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
 from spear.data import State, survey
 from spear.errors import DamagedData, InvalidOption, MissingData
 from spear.experiments.common import catalogue
+from spear.experiments.common.additions import (
+    Addition,
+    as_ours,
+    checked,
+    shown_to_measure,
+    with_finder,
+)
 from spear.experiments.common.batches import NAMES, images
 from spear.experiments.common.experiment import Case, Plan
+from spear.files import UserCode
 from spear.trials import Measured, OnStep, Part, Row, RowFile, Trial, Work, reporter
 
 
@@ -25,6 +33,7 @@ class Options:
         batches: per cell; the paper's number unless given.
         seed: of the first batch.
         again: rerun trials that failed or timed out.
+        finder: in place of ours.
     """
 
     results: Path
@@ -32,6 +41,7 @@ class Options:
     batches: int | None = None
     seed: int = 0
     again: bool = False
+    finder: Addition | None = None
 
     def __post_init__(self) -> None:
         if self.batches is not None and self.batches < 1:
@@ -41,25 +51,47 @@ class Options:
 def plan(name: str, options: Options) -> Part:
     """The trials of an experiment."""
     experiment = catalogue.load(name)
-    rows = {source: rows_of(source, options.results) for source in experiment.after}
+    rows: dict[str, Sequence[Row]] = {
+        source: _rows_of_finder(source, options) for source in experiment.after
+    }
     wanted = Plan(options.batches or experiment.batches, options.seed, rows)
     file = RowFile(options.results, name)
-    return runnable(experiment.trials(name, wanted), file, options.data, options.again)
+    trials = _trials(name, wanted, options.finder)
+    if options.finder is not None and not trials and (experiment.cells or experiment.plan):
+        raise InvalidOption(
+            f"no trial of {name} uses our finder: {{finder}} has no place in it",
+            arguments=("finder",),
+        )
+    return runnable(trials, file, options.data, options.again)
+
+
+def _trials(name: str, wanted: Plan, finder: Addition | None) -> list[Trial]:
+    """The trials with the digest of a user's code in their settings, and a user's finder for ours."""
+    trials = with_finder(catalogue.load(name).trials(name, wanted), finder)
+    code = catalogue.code_of(name)
+    if code is None:
+        return trials
+    return [
+        replace(trial, settings={**trial.settings, "experiment_code": code}) for trial in trials
+    ]
 
 
 def runnable(trials: Sequence[Trial], file: RowFile, root: Path | None, again: bool) -> Part:
     """The trials whose data is available, and the names of missing data. Damaged data is an error."""
     if not trials:
         return Part(file, trials)
+    name = trials[0].experiment
+    needs = catalogue.load(name).needs
+    wanted = [str(t.settings.get("data") or t.settings.get("source")) for t in trials]
     if root is None:
+        if name not in catalogue.names() and not needs and not set(wanted) & set(NAMES):
+            return Part(file, trials, again)  # a user's, without datasets
         raise InvalidOption(
             "expected {data} or SPEAR_DATA, the folder with the datasets", arguments=("data",)
         )
-    needs = catalogue.load(trials[0].experiment).needs
     absent = [name for name in needs if _lacks(root, name)]
     if absent:
         return Part(file, [], again, absent)
-    wanted = [str(t.settings.get("data") or t.settings.get("source")) for t in trials]
     missing = [name for name in dict.fromkeys(wanted) if name in NAMES and _unread(root, name)]
     kept = [trial for trial, name in zip(trials, wanted, strict=True) if name not in missing]
     return Part(file, kept, again, [NAMES[name] for name in missing])
@@ -82,15 +114,41 @@ def _lacks(root: Path, name: str) -> bool:
     return found.state is State.MISSING
 
 
-def work(root: Path | None) -> Work:
+def work(root: Path | None, additions: Sequence[Addition] = ()) -> Work:
     """A function that runs any trial of an experiment, in any process."""
-    return partial(_measured, data=Path(root or ".").resolve())
+    data = Path(root or ".").resolve()
+    return partial(_measured, data=data, additions=additions, files=catalogue.added())
 
 
-def _measured(trial: Trial, on_step: OnStep, data: Path) -> Measured:
+def _measured(
+    trial: Trial,
+    on_step: OnStep,
+    data: Path,
+    additions: Sequence[Addition],
+    files: Sequence[UserCode],
+) -> Measured:
+    for code in files:
+        catalogue.add(code)
     measure = catalogue.load(trial.experiment).measure
     assert measure is not None
-    return measure(Case(trial.settings, trial.seed, data, reporter(trial, on_step)))
+    used = {addition.kind: addition for addition in additions if addition.used_by(trial)}
+    finder, attack = used.get("finder"), used.get("attack")
+    case = Case(
+        shown_to_measure(trial.settings),
+        trial.seed,
+        data,
+        reporter(trial, on_step),
+        finder=None if finder is None else finder.made_finder(),
+        attack=None if attack is None else attack.made_attack(),
+    )
+    measured = checked(measure(case), trial.experiment)
+    if finder is not None and not case.asked:
+        raise InvalidOption(
+            f"{trial.experiment} does not use our finder in {dict(case.settings)}: {{finder}} has no "
+            "place in it",
+            arguments=("finder",),
+        )
+    return measured
 
 
 def rows_of(name: str, results: Path) -> list[Row]:
@@ -98,11 +156,23 @@ def rows_of(name: str, results: Path) -> list[Row]:
     return list(RowFile(results, name).rows().values())
 
 
-def rows_for(name: str, results: Path) -> Mapping[str, Sequence[Row]]:
-    """All rows that an experiment draws from, by experiment; rows of dropped settings are left out."""
+def _rows_of_finder(name: str, options: Options) -> Sequence[Row]:
+    """What an experiment that builds on another is planned with."""
+    if options.finder is not None:
+        return rows_for(name, options.results, options.finder)[name]
+    return [row for row in rows_of(name, options.results) if "finder_code" not in row.settings]
+
+
+def rows_for(
+    name: str, results: Path, finder: Addition | None = None
+) -> Mapping[str, Sequence[Row]]:
+    """All rows that an experiment draws from, by experiment; rows of dropped settings are left out.
+
+    Those of a finder in place of ours look like ours, so that all that draws ours draws them.
+    """
     found: dict[str, Sequence[Row]] = {}
     for source in catalogue.with_sources((name,)):
-        grid = catalogue.load(source).trials(source, Plan(1, 0, found))
-        cells = [dict(trial.settings) for trial in grid]
-        found[source] = [row for row in rows_of(source, results) if row.settings in cells]
+        grid = _trials(source, Plan(1, 0, found), None)
+        cells = [trial.settings for trial in grid]
+        found[source] = as_ours(rows_of(source, results), cells, finder)
     return found

@@ -28,6 +28,8 @@ from spear.search import (
     Rounded,
     SamplingFinder,
     Watch,
+    is_satisfied,
+    pools_of,
     unit,
 )
 from spear.trials import Batch, Measured, Row, progress_words, quality
@@ -61,13 +63,13 @@ def searched(
     ended: dict[int, Searched] = {}
     began, generator = time.monotonic(), case.generator()
     if factors.batch_size:
-        for pool in finder.search(factors, generator=generator, watch=watch):
+        for pool in pools_of(finder, factors, generator=generator, watch=watch):
             for i in (i for i in range(len(stages)) if i not in ended):
                 chosen = select(factors, pool, watch, second_stage=stages[i])
                 before = best[i]
                 if chosen is not None and (before is None or chosen.match > before.match):
                     best[i] = chosen
-                    if finder.satisfied(factors, chosen.match):
+                    if is_satisfied(finder, factors, chosen.match):
                         ended[i] = Searched(chosen, True, _counts(watch), time.monotonic() - began)
             if len(ended) == len(stages):
                 break
@@ -166,7 +168,8 @@ def counted(case: Case, batch: Batch) -> Measured:
     """One search with the setting `finder`: its count, and what the theory expects of it."""
     zeros = Zeros.of(batch)
     options = {n: case[n] for n in ("max_samples", "threshold") if n in case.settings}
-    finder = finder_of(case["finder"], zeros, **options)
+    own = case.chosen(case["finder"])
+    finder = finder_of(own, zeros, **options) if isinstance(own, str) else own
     factors, (ended,) = searched(case, batch.view(), finder)
     overlapping = case["finder"] == "overlapping"
     truth = truth_of(batch, factors, ended)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +10,10 @@ from typing import Any, Unpack
 
 from flwr.app import Context, Message, MessageType, RecordDict
 
-from spear.integrations.flower import remarks
-from spear.integrations.flower.examiner import Examiner, Model, Options, log
-from spear.integrations.flower.messages import sent_arrays
-from spear.integrations.flower.replies import Reader, Sent, flat
-from spear.integrations.flower.running_report import Entry, RunningReport, plain
+from spear.integrations.examiner import Examiner, Model, Options
+from spear.integrations.flower.remarks import FLOWER
+from spear.integrations.flower.replies import Reader, Sent, flat, sent_arrays
+from spear.integrations.running_report import Entry, write_reply
 from spear.report import Level, Remark
 
 Next = Callable[[Message, Context], Message]
@@ -54,7 +52,7 @@ def what_leaves(
         options: as for `Audited`.
     """
     beside = ("folder", "redact", "truth")
-    Examiner.new(model, options, beside)  # report mistakes here, not on the client
+    Examiner.new(FLOWER, model, options, beside)  # report mistakes here, not on the client
     place = None if folder is None else Path(folder)
     return _WhatLeaves(place, model, redact, truth, dict(options))
 
@@ -79,7 +77,7 @@ class _WhatLeaves:
         try:
             entry = self._audited(received, msg, ctxt, reply)
         except Exception:  # an audit never gets in a client's way
-            log.warning("SPEAR: this reply could not be audited", exc_info=True)
+            FLOWER.log.warning("SPEAR: this reply could not be audited", exc_info=True)
             return reply
         if entry.examined.interrupted:
             raise KeyboardInterrupt
@@ -87,7 +85,7 @@ class _WhatLeaves:
 
     def _audited(self, received: RecordDict, msg: Message, ctxt: Context, reply: Message) -> Entry:
         began = time.monotonic()
-        examiner = Examiner.new(self.model, self.options)
+        examiner = Examiner.new(FLOWER, self.model, self.options)
         config = flat(received.config_records.values())
         arrays = sent_arrays(received, examiner.layout)
         examiner.match_model(arrays)
@@ -100,30 +98,8 @@ class _WhatLeaves:
 
         sent = Sent(arrays, config, {})
         entry = Reader(examiner, sent, None, truth, server_round, self.redact).alone(reply)
-        self._write(entry, began)
-        level = logging.WARNING if entry.examined.mistake else logging.INFO
-        log.log(level, "SPEAR: leaving, %s: %s", entry.examined.finding.name, entry.examined.line)
+        if self.folder is not None:  # one report per reply: simulations keep nothing between calls
+            options, redact = self.options, self.redact
+            write_reply(FLOWER, entry, self.folder, options, _SEEN, redact=redact, began=began)
+        entry.tell(FLOWER.log, "leaving, ")
         return entry
-
-    def _write(self, entry: Entry, began: float) -> None:
-        """One report per reply: simulations keep nothing of a mod between calls."""
-        if self.folder is None:
-            return
-        file = self.folder / f"round-{entry.server_round}-client-{entry.client}"
-        options = {name: plain(value) for name, value in self.options.items()}
-        journal = RunningReport(
-            f"What leaves client {entry.client}",
-            options,
-            file.with_suffix(".html"),
-            file.with_suffix(".json"),
-            self.redact,
-            began=began,
-        )
-        if entry.examined.mistake:
-            journal.remark(remarks.mistaken(entry.examined.mistake))
-        training = remarks.of_training(entry.examined.protocol, aggregate=False, seen=_SEEN)
-        journal.remarks += training
-        if entry.examined.masked:
-            journal.remark(remarks.MASKED)
-        journal.add(entry)
-        journal.write(force=True)

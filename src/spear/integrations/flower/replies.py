@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from spear.errors import InvalidUpdate, SpearError
-from spear.integrations.flower import remarks
-from spear.integrations.flower.examiner import Examiner, Private, Whose, first_line, log
-from spear.integrations.flower.messages import Arrays, Layout, of_client, sent_arrays, with_messages
-from spear.integrations.flower.running_report import Entry
-from spear.update import Protocol
+from spear.integrations.examiner import Examiner, Private, Update, Whose, first_line
+from spear.integrations.flower.remarks import FLOWER, wrapped
+from spear.integrations.messages import Arrays, Layout, Masked, some
+from spear.integrations.running_report import Entry
+
+_MASKED_RECORD = "secaggplus_configs"  # where Flower's SecAgg+ puts its masked vectors
 
 Held = Callable[[int, Message], Any]
 Values = Mapping[str, Any]
@@ -45,17 +46,6 @@ class Sent:
 
     def to_node(self, node: int) -> tuple[Arrays, Values]:
         return self.to.get(node, (self.arrays, self.config))
-
-
-@dataclass(frozen=True, eq=False)
-class Update:
-    """One readable reply."""
-
-    before: Arrays
-    values: Mapping[str, Tensor]
-    protocol: Protocol
-    examples: float | None
-    notes: tuple[str, ...]
 
 
 @dataclass(eq=False)
@@ -166,18 +156,17 @@ class Reader:
         if reply.has_error():
             said = "" if self.redact else f": {first_line(reply.error.reason or '')}"
             raise InvalidUpdate([f"the client answered with an error{said}"])
-        layout = self.examiner.layout
-        assert layout is not None  # `match_model` came first
         before, config = self.sent.to_node(reply.metadata.src_node_id)
         metrics = flat(reply.content.metric_records.values())
-        *_, innermost = (None, *remarks.wrapped(self.strategy))
-        protocol, notes = with_messages(self.examiner.protocol, config, metrics, innermost)
+        *_, innermost = (None, *wrapped(self.strategy))
         examples = metrics.get(getattr(innermost, "weighted_by_key", "num-examples"))
-        known = isinstance(examples, (int, float)) and 0 < examples < float("inf")
-        values = layout.named(sent_arrays(reply.content, layout))
-        _check_finite({name: values[name] for name in layout.parameters if name in values})
-        count = float(examples) if known and examples is not None else None
-        return Update(before, values, of_client(protocol, count), count, tuple(notes))
+        arrays = sent_arrays(reply.content, self.examiner.layout)
+        places = (
+            ("the reply's metrics", metrics),
+            ("the train config", config),
+            ("the strategy", {"lr": getattr(innermost, "client_learning_rate", None)}),
+        )
+        return self.examiner.read(before, arrays, places, examples)
 
     def _private(self, reply: Message) -> tuple[Private | None, list[str]]:
         if self.truth is None:
@@ -185,21 +174,22 @@ class Reader:
         try:
             return Private.of(self.truth(self.server_round, reply)), []
         except Exception as error:  # the user's function; the attack does not need it
-            log.warning("SPEAR: truth= failed", exc_info=True)
+            FLOWER.log.warning("SPEAR: truth= failed", exc_info=True)
             return None, [f"truth= failed ({type(error).__name__}: {error})"]
 
 
-def _check_finite(values: Mapping[str, Tensor]) -> None:
-    broken = [name for name, value in values.items() if not bool(value.isfinite().all())]
-    if broken:
-        more = {1: "", 2: ", and so has 1 more array"}.get(
-            len(broken), f", and so have {len(broken) - 1} more arrays"
-        )
-        words = (
-            f"{broken[0]!r} has NaN or infinite entries{more}: the client's training diverged, or its "
-            "noise or half precision overflowed"
-        )
-        raise InvalidUpdate([words])
+def sent_arrays(content: RecordDict, layout: Layout | None) -> Arrays:
+    """The model's arrays in a message: references copied, data not.
+
+    Clients and strategies may take a record apart to save memory.
+    """
+    records = [dict(record) for record in content.array_records.values()]
+    if not any(records):
+        if _MASKED_RECORD in content.config_records:
+            raise Masked(["the reply is masked by SecAgg+, it holds no readable arrays"])
+        raise InvalidUpdate([f"the message carries no arrays, only {some(content) or 'nothing'}"])
+    fitting = [record for record in records if layout is not None and layout.fits(record)]
+    return (fitting or [record for record in records if record])[0]
 
 
 def flat(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

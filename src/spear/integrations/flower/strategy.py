@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -14,10 +13,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from spear.errors import InvalidOption, InvalidUpdate
-from spear.integrations.flower import remarks
-from spear.integrations.flower.examiner import Examiner, Model, Options, log
+from spear.integrations import remarks
+from spear.integrations.examiner import Examiner, Model, Options
+from spear.integrations.flower.remarks import AGGREGATED, FLOWER, SEEN, inside, of_strategy, wrapped
 from spear.integrations.flower.replies import Held, Reader, Sent
-from spear.integrations.flower.running_report import Entry, RunningReport, plain
+from spear.integrations.running_report import Entry, RunningReport, plain
 from spear.integrations.several_rounds import SeveralRounds
 from spear.report import Level, Remark, Report
 
@@ -78,7 +78,7 @@ class Audited(Strategy):
         if every < 1:
             raise InvalidOption(f"expected every >= 1 rounds, got {every}")
         self._strategy = strategy
-        self._examiner = Examiner.new(model, options, _OWN)
+        self._examiner = Examiner.new(FLOWER, model, options, _OWN)
         several = SeveralRounds(history, history_megabytes, self._examiner.max_seconds)
         self._examiner.several = several if history > 1 else None
         self._aggregate, self._every, self._truth = aggregate, every, truth
@@ -87,7 +87,7 @@ class Audited(Strategy):
         self._inner = {name: getattr(strategy, name) for name in _HOOKS}
         self._sent: Sent | None = None
         self._met = False
-        names = [type(one).__name__ for one in remarks.wrapped(strategy)]
+        names = [type(one).__name__ for one in wrapped(strategy)]
         settings: dict[str, Any] = {
             "strategy": " of ".join(names),
             "model": "recognised from its weights"
@@ -99,6 +99,7 @@ class Audited(Strategy):
             **{name: plain(value) for name, value in options.items()},
         }
         self._journal = RunningReport(
+            FLOWER,
             f"Flower: {' of '.join(names)}",
             settings,
             _path("report", report),
@@ -107,8 +108,10 @@ class Audited(Strategy):
             keep,
             "aggregate" if aggregate else "reply",
         )
-        self._journal.remarks += remarks.of_strategy(strategy)
-        self._journal.remarks += remarks.of_training(self._examiner.protocol, aggregate=aggregate)
+        self._journal.remarks += of_strategy(strategy)
+        self._journal.remarks += remarks.of_training(self._examiner.protocol, SEEN)
+        if aggregate:
+            self._journal.remark(AGGREGATED)
         self._journal.remark(remarks.kept(history, history_megabytes))
 
     @property
@@ -135,7 +138,7 @@ class Audited(Strategy):
     def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, **kwargs: Any) -> Result:
         """Run the strategy's own loop, with our two hooks in place of its own."""
         self._meet(initial_arrays)
-        log.info("SPEAR audits this run, the report goes to %s", self._journal.place)
+        FLOWER.log.info("SPEAR audits this run, the report goes to %s", self._journal.place)
         own = vars(self._strategy)
         before = {name: own[name] for name in _HOOKS if name in own}
         own.update({name: getattr(self, name) for name in _HOOKS})
@@ -151,7 +154,7 @@ class Audited(Strategy):
             own.update(before)
             if self._journal.begun:
                 self._journal.write(force=True)
-                log.info("SPEAR: %s Report: %s", self._journal.headline, self._journal.place)
+                FLOWER.log.info("SPEAR: %s Report: %s", self._journal.headline, self._journal.place)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -217,11 +220,11 @@ class Audited(Strategy):
     def _notice_wrapping(self) -> None:
         """Say so if another strategy calls us: we would see replies as it changed them."""
         caller = sys._getframe(2).f_locals.get("self")
-        if isinstance(caller, Strategy) and caller not in (self, *remarks.wrapped(self._strategy)):
-            said = remarks.inside(caller)
+        if isinstance(caller, Strategy) and caller not in (self, *wrapped(self._strategy)):
+            said = inside(caller)
             if said not in self._journal.remarks:
-                log.warning("SPEAR: %s. %s", said.subject, said.words)
-                others = [one for one in self._journal.remarks if one != remarks.SEEN]
+                FLOWER.log.warning("SPEAR: %s. %s", said.subject, said.words)
+                others = [one for one in self._journal.remarks if one != SEEN]
                 self._journal.remarks[:] = [said, *others]
 
     def _audit(self, server_round: int, replies: list[Message]) -> Iterator[Entry]:
@@ -229,7 +232,7 @@ class Audited(Strategy):
         if self._sent is None:
             words = "aggregate_train was called without configure_train: nothing to compare with"
             self._journal.remark(Remark(Level.NOTE, f"Round {server_round}", words))
-            log.warning("SPEAR: round %s: %s", server_round, words)
+            FLOWER.log.warning("SPEAR: round %s: %s", server_round, words)
             return
         reader = Reader(
             self._examiner, self._sent, self._strategy, self._truth, server_round, self._redact
@@ -244,7 +247,7 @@ class Audited(Strategy):
         """At the end: all kept rounds of clients of which that may show more."""
         for found in self._examiner.last_audit():
             self._journal.add_together(found)
-            log.info("SPEAR: %s: %s", found.examined.finding.name, found.examined.line)
+            FLOWER.log.info("SPEAR: %s: %s", found.examined.finding.name, found.examined.line)
             if found.examined.interrupted:
                 return  # the run itself is over: its result counts
 
@@ -254,16 +257,8 @@ class Audited(Strategy):
         if entry.examined.mistake:
             self._journal.remark(remarks.mistaken(entry.examined.mistake))
         self._journal.write()
-        finding, wrong = entry.examined.finding, entry.examined.mistake
-        log.log(
-            logging.WARNING if wrong else logging.INFO,
-            "SPEAR: %s: %s",
-            finding.name,
-            entry.examined.line,
-        )
+        entry.tell(FLOWER.log)
         together = entry.examined.together
-        if together is not None:
-            log.info("SPEAR: %s: %s", together.examined.finding.name, together.examined.line)
         if entry.examined.masked:
             self._journal.remark(remarks.MASKED)
         if entry.examined.interrupted or (together and together.examined.interrupted):
@@ -271,11 +266,7 @@ class Audited(Strategy):
 
     def _notice_history(self) -> None:
         """Say so, once, if rounds were not kept."""
-        several = self._examiner.several
-        if several is not None and several.history.crowded_out:
-            self._journal.remark(remarks.crowded_out(several.history.megabytes))
-        if several is not None and several.refused:
-            said = remarks.not_combined(several.refused)
+        for said in remarks.of_history(self._examiner.several):
             if said.subject not in [one.subject for one in self._journal.remarks]:
                 self._journal.remark(said)
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from spear.errors import InvalidOption, SpearError
-from spear.integrations.flower.examiner import Examined, Together
+from spear.integrations import remarks
+from spear.integrations.examiner import Examined, Framework, Together
 from spear.integrations.several_rounds import samples
 from spear.inversion import Outcome
 from spear.report import SEVERITY, Finding, Remark, Report, Table
-
-log = logging.getLogger("flwr.spear")
 
 _MAX_WRITING_SHARE = 0.1  # of the time, at most, goes into rewriting the report
 _COLUMNS = (
@@ -50,12 +49,22 @@ class Entry:
             round(self.examined.seconds, 2),
         )
 
+    def tell(self, log: logging.Logger, prefix: str = "") -> None:
+        """The verdict, alone and with earlier rounds, in a line each."""
+        level = logging.WARNING if self.examined.mistake else logging.INFO
+        log.log(level, "SPEAR: %s%s: %s", prefix, self.examined.finding.name, self.examined.line)
+        together = self.examined.together
+        if together is not None:
+            found = together.examined
+            log.info("SPEAR: %s%s: %s", prefix, found.finding.name, found.line)
+
 
 @dataclass
 class RunningReport:
     """Findings as they come, their report, and its files.
 
     Args:
+        framework: whose run is audited.
         title: of the report.
         settings: to repeat the audit.
         page: where the HTML goes, if anywhere.
@@ -66,6 +75,7 @@ class RunningReport:
         began: when the audit began, by the monotonic clock.
     """
 
+    framework: Framework
     title: str
     settings: Mapping[str, Any]
     page: Path | None = None
@@ -173,14 +183,15 @@ class RunningReport:
         if self.together:
             tables.insert(0, self._growth_table())
         found: list[Together | Entry] = [*self.together.values(), *self.entries]
+        name = self.framework.distribution
         report = Report.new(
-            "flower",
+            self.framework.kind,
             self.title,
             self.headline,
             [one.examined.finding for one in found],
             remarks=self.remarks,
             tables=tables,
-            settings={**self.settings, "flwr": version("flwr")},
+            settings={**self.settings, name: version(name)},
             seconds=time.monotonic() - self.began,
         )
         return report.redacted() if self.redact else report
@@ -195,7 +206,7 @@ class RunningReport:
         try:
             self.write_now()
         except (OSError, SpearError) as error:  # a full disk must not end a federation
-            log.warning("SPEAR: the report could not be written: %s", error)
+            self.framework.log.warning("SPEAR: the report could not be written: %s", error)
 
     def write_now(self) -> None:
         began = time.monotonic()
@@ -206,6 +217,38 @@ class RunningReport:
             report.save_page(self.page)
         self._written = time.monotonic()
         self._cost = self._written - began
+
+
+def write_reply(
+    framework: Framework,
+    entry: Entry,
+    folder: Path,
+    options: Mapping[str, Any],
+    seen: Remark,
+    *,
+    redact: bool,
+    began: float,
+    also: Sequence[Remark] = (),
+) -> None:
+    """The report of one reply, as JSON and HTML, in a folder."""
+    file = folder / f"round-{entry.server_round}-client-{entry.client}"
+    journal = RunningReport(
+        framework,
+        f"What leaves client {entry.client}",
+        {name: plain(value) for name, value in options.items()},
+        file.with_name(f"{file.name}.html"),
+        file.with_name(f"{file.name}.json"),
+        redact,
+        began=began,
+    )
+    if entry.examined.mistake:
+        journal.remark(remarks.mistaken(entry.examined.mistake))
+    journal.remarks += remarks.of_training(entry.examined.protocol, seen)
+    if entry.examined.masked:
+        journal.remark(remarks.MASKED)
+    journal.remarks += also
+    journal.add(entry)
+    journal.write(force=True)
 
 
 def headline(examined: list[Examined], unit: str) -> str:

@@ -1,24 +1,25 @@
-"""What Flower's messages carry: a model's arrays, and how clients trained."""
+"""What the messages of a federation carry: a model's arrays, and how clients trained."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from flwr.app import Array, RecordDict
 from torch import Tensor, nn
 
 from spear.errors import InvalidUpdate
 from spear.update import Protocol
 
+Array = Any  # a NumPy array, a tensor, or what has a shape and numpy(), as Flower's arrays
 Arrays = Mapping[str, Array]
+Places = Sequence[tuple[str, Mapping[str, Any]]]  # what may say how a client trained, and its name
 
 _WRAPPERS = ("_module.", "module.", "_orig_mod.")  # Opacus, DataParallel, torch.compile
-_MASKED_RECORD = "secaggplus_configs"  # where Flower's SecAgg+ puts its masked vectors
 
 
 class Masked(InvalidUpdate):
@@ -53,6 +54,25 @@ class Layout:
             raise InvalidUpdate(problems)
         return {name: _tensor(name, arrays[sent]) for name, sent in own.items()}
 
+    def finite(self, arrays: Arrays) -> dict[str, Tensor]:
+        """The same; parameters that are not numbers are reported as well."""
+        values = self.named(arrays)
+        broken = [
+            name
+            for name in self.parameters
+            if name in values and not bool(values[name].isfinite().all())
+        ]
+        if broken:
+            more = {1: "", 2: ", and so has 1 more array"}.get(
+                len(broken), f", and so have {len(broken) - 1} more arrays"
+            )
+            words = (
+                f"{broken[0]!r} has NaN or infinite entries{more}: the client's training diverged, or "
+                "its noise or half precision overflowed"
+            )
+            raise InvalidUpdate([words])
+        return values
+
     def _named(self, arrays: Arrays) -> dict[str, str]:
         """The sent name for each of the model's names that was sent."""
         if not arrays:
@@ -62,7 +82,7 @@ class Layout:
                 if len(names) == len(arrays):
                     return dict(zip(names, sorted(arrays, key=int), strict=True))
             words = (
-                f"expected {len(self.shapes)} arrays, one for each of {_some(self.shapes)}, got a "
+                f"expected {len(self.shapes)} arrays, one for each of {some(self.shapes)}, got a "
                 f"list of {len(arrays)}: give the model that the clients train as model="
             )
             raise InvalidUpdate([words])
@@ -70,11 +90,19 @@ class Layout:
         unknown = [name for name in own if name not in self.shapes]
         if unknown:
             words = (
-                f"the model has no {unknown[0]!r} (it has {_some(self.shapes)}), but that is what was "
+                f"the model has no {unknown[0]!r} (it has {some(self.shapes)}), but that is what was "
                 "sent: give the model that the clients train as model="
             )
             raise InvalidUpdate([words])
         return own
+
+    def fits(self, arrays: Arrays) -> bool:
+        """Are these arrays of the model, or of a part of it?"""
+        try:
+            own = self._named(arrays)
+        except InvalidUpdate:
+            return False
+        return all(tuple(arrays[sent].shape) == self.shapes[name] for name, sent in own.items())
 
     def _own(self, name: str) -> str:
         bare = name
@@ -83,49 +111,30 @@ class Layout:
         return bare if name not in self.shapes and bare in self.shapes else name
 
 
-def sent_arrays(content: RecordDict, layout: Layout | None) -> Arrays:
-    """The model's arrays in a message: references copied, data not.
-
-    Clients and strategies may take a record apart to save memory.
-    """
-    records = [dict(record) for record in content.array_records.values()]
-    if not any(records):
-        if _MASKED_RECORD in content.config_records:
-            raise Masked(["the reply is masked by SecAgg+, it holds no readable arrays"])
-        raise InvalidUpdate([f"the message carries no arrays, only {_some(content) or 'nothing'}"])
-    fitting = [record for record in records if layout is not None and _fits(record, layout)]
-    return (fitting or [record for record in records if record])[0]
-
-
 def tensors(arrays: Arrays) -> dict[str, Tensor]:
     """Arrays of an unknown model, under the names they were sent with."""
     return {name: _tensor(name, array) for name, array in arrays.items()}
 
 
-def _fits(arrays: Arrays, layout: Layout) -> bool:
-    try:
-        own = layout._named(arrays)
-    except InvalidUpdate:
-        return False
-    return all(tuple(arrays[sent].shape) == layout.shapes[name] for name, sent in own.items())
-
-
 def _tensor(name: str, array: Array) -> Tensor:
     try:
-        values = array.numpy()  # decoded from bytes: a copy that nobody else has
+        if isinstance(array, Tensor):
+            return array.detach().cpu()
+        values = array if isinstance(array, np.ndarray) else array.numpy()
         if tuple(values.shape) != tuple(array.shape):
             raise ValueError(f"it says {tuple(array.shape)} and holds {values.shape}")
-        return torch.from_numpy(values)
+        return torch.from_numpy(values if values.flags.writeable else values.copy())
     except (TypeError, ValueError, OSError, EOFError) as error:
         raise InvalidUpdate([f"the array {name!r} cannot be read: {error}"]) from error
 
 
-def _some(names: Iterable[str]) -> str:
+def some(names: Iterable[str]) -> str:
+    """The first few names, for a message."""
     listed = [repr(str(name)) for name in names]
     return ", ".join(listed[:4]) + (", ..." if len(listed) > 4 else "")
 
 
-# Where Flower apps put them: in the official examples, FedProx, and common usage.
+# What apps call them: in Flower's official examples, FedProx, and common usage.
 _KEYS = {
     "lr": ("lr", "learning-rate", "learning_rate"),
     "epochs": ("local-epochs", "local_epochs", "epochs"),
@@ -138,22 +147,12 @@ _MAY_BE_ZERO = ("momentum", "proximal")
 _UNTOLD = ("weight_decay", "momentum", "epochs", "local_batch_size", "lr")
 
 
-def with_messages(
-    protocol: Protocol,
-    config: Mapping[str, Any],
-    metrics: Mapping[str, Any],
-    strategy: object = None,
-) -> tuple[Protocol, list[str]]:
-    """What the round's config and the client's metrics add to what was told; and where from."""
+def with_messages(protocol: Protocol, places: Places) -> tuple[Protocol, list[str]]:
+    """What messages add to what was told, the first place that knows counts; and where from."""
     if protocol.sends == "gradient":
         return protocol, []
     found: dict[str, Any] = {}
     notes = []
-    places = (
-        ("the reply's metrics", metrics),
-        ("the train config", config),
-        ("the strategy", {"lr": getattr(strategy, "client_learning_rate", None)}),
-    )
     for name in _KEYS:
         for place, values in places:
             value = _read(name, values)

@@ -1,4 +1,4 @@
-"""One update of a Flower client, attacked: what the strategy and the mod share."""
+"""One update of a client, attacked: what the audits of several frameworks share."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from torch import Tensor, nn
 
 from spear.errors import Declined, InvalidOption, SpearError
 from spear.files import named
-from spear.integrations.flower.messages import (
+from spear.integrations.messages import (
     Arrays,
     Layout,
     Masked,
+    Places,
     assumed,
     of_client,
     tensors,
     untold,
+    with_messages,
 )
 from spear.integrations.several_rounds import SeveralRounds, listed, samples
 from spear.inversion import Inversion, Outcome, invert
@@ -39,6 +41,16 @@ from spear.update import (
     observe,
     plain_mlp,
 )
+
+
+@dataclass(frozen=True)
+class Framework:
+    """Whose training runs are audited."""
+
+    kind: str  # of the report
+    distribution: str  # whose version a report names
+    log: logging.Logger
+    epochs: str  # where its apps keep the number of local epochs, in a sentence
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +191,16 @@ class _Told:
     whose: Whose | None
 
 
-log = logging.getLogger("flwr.spear")  # below Flower's own logger: its format, its handlers
+@dataclass(frozen=True, eq=False)
+class Update:
+    """One readable reply of a client."""
+
+    before: Arrays
+    values: Mapping[str, Tensor]
+    protocol: Protocol
+    examples: float | None
+    notes: tuple[str, ...]
+
 
 Model = nn.Module | Callable[[], nn.Module]
 
@@ -219,6 +240,7 @@ class Options(TypedDict, total=False):
 class Examiner:
     """Attacks updates of one model, one after the other."""
 
+    framework: Framework
     model: nn.Module | None
     protocol: Protocol
     layer: str | None = None
@@ -230,7 +252,10 @@ class Examiner:
 
     @staticmethod
     def new(
-        model: Model | None, options: Mapping[str, Any], beside: Sequence[str] = ()
+        framework: Framework,
+        model: Model | None,
+        options: Mapping[str, Any],
+        beside: Sequence[str] = (),
     ) -> Examiner:
         """Checks every option before the first round; `beside` are the caller's own."""
         unknown = sorted(set(options) - set(Options.__annotations__))
@@ -242,13 +267,18 @@ class Examiner:
         if "batch_size" in told:
             told.setdefault("local_batch_size", told.pop("batch_size"))
         protocol = Protocol(**{"sends": "weights", **told})
-        examiner = Examiner(_built(model), protocol, **{k: options[k] for k in options if k in own})
+        limits = {k: options[k] for k in options if k in own}
+        examiner = Examiner(framework, _built(model), protocol, **limits)
         seconds = examiner.max_seconds
         if not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
             raise InvalidOption(f"expected max_seconds > 0 for one reply, got {seconds!r}")
         if examiner.model is not None:
             examiner._check_layer()
         return examiner
+
+    @property
+    def _log(self) -> logging.Logger:
+        return self.framework.log
 
     @property
     def layout(self) -> Layout | None:
@@ -264,11 +294,26 @@ class Examiner:
         if isinstance(recognised, Declined):
             raise InvalidOption(
                 "expected the weights of a plain MLP, which need no model, but "
-                f"{recognised.reason}: give the clients' model, Audited(strategy, model=Net())"
+                f"{recognised.reason}: give the clients' model, model=Net()"
             )
         self.model = recognised
         self.assumed.append(describe_plain_mlp(state))
         self._check_layer()
+
+    def read(
+        self,
+        before: Arrays,
+        sent: Arrays,
+        places: Places,
+        examples: object = None,
+    ) -> Update:
+        """A reply, beside what the client was sent; raises if it cannot be read."""
+        assert self.layout is not None  # `match_model` came first
+        protocol, notes = with_messages(self.protocol, places)
+        known = isinstance(examples, (int, float)) and 0 < examples < float("inf")
+        count = float(examples) if known else None  # type: ignore[arg-type]
+        values = self.layout.finite(sent)
+        return Update(before, values, of_client(protocol, count), count, tuple(notes))
 
     def examine(
         self,
@@ -303,7 +348,7 @@ class Examiner:
                 client, number, view, alone.finding, reported=examples, beside=told
             )
         except Exception as error:  # as above
-            log.warning("SPEAR: %s cannot be kept for later rounds", name, exc_info=error)
+            self._log.warning("SPEAR: %s cannot be kept for later rounds", name, exc_info=error)
             return alone
         left = self.max_seconds - (time.monotonic() - began)
         together = None if rounds is None else self._together(rounds, left, told)
@@ -314,7 +359,7 @@ class Examiner:
         deadline = time.monotonic() + _LAST_AUDIT * self.max_seconds
         for client in self.several.unfinished() if self.several is not None else ():
             if time.monotonic() > deadline:
-                log.warning("SPEAR: no time is left for the rounds of other clients together")
+                self._log.warning("SPEAR: no time is left for the rounds of other clients together")
                 return
             assert self.several is not None
             rounds, told = self.several.last(client)
@@ -348,7 +393,7 @@ class Examiner:
     def _attacked(self, name: str, view: LayerUpdate, max_seconds: float, told: _Told) -> Examined:
         began = time.monotonic()
         result = invert(view, loss=self.loss, max_seconds=max_seconds)
-        notes = [*told.notes, *what_to_tell(result, view, told.examples)]
+        notes = [*told.notes, *what_to_tell(result, view, told.examples, self.framework.epochs)]
         return Examined(
             self._finding(name, result, view, notes, told.private),
             told.protocol,
@@ -383,7 +428,7 @@ class Examiner:
         if isinstance(error, SpearError):
             why = str(error)
         else:
-            log.warning("SPEAR: %s could not be attacked", name, exc_info=error)
+            self._log.warning("SPEAR: %s could not be attacked", name, exc_info=error)
             why = f"{type(error).__name__}: {error}"
         finding = Finding.not_attacked(name, why, notes)
         return Examined(finding, self.protocol, seconds, masked=isinstance(error, Masked))
@@ -459,7 +504,9 @@ def guessed_format(view: LayerUpdate, inputs: Tensor) -> tuple[ImageFormat | Non
     return image_format, [note]
 
 
-def what_to_tell(result: Inversion, view: LayerUpdate, examples: float | None) -> list[str]:
+def what_to_tell(
+    result: Inversion, view: LayerUpdate, examples: float | None, epochs: str
+) -> list[str]:
     """Options that would explain an update about which nothing was proved."""
     if result.outcome is Outcome.EXACT or not view.trained:
         return []
@@ -468,10 +515,7 @@ def what_to_tell(result: Inversion, view: LayerUpdate, examples: float | None) -
     if names:
         said.append(f"{', '.join(names)} if clients use them: untold, they look like noise")
     if view.protocol.steps is None:
-        said.append(
-            "Flower apps keep local epochs in the run config, which messages do not carry: "
-            'Audited(..., epochs=context.run_config["local-epochs"])'
-        )
+        said.append(epochs)
     width = min(view.outputs, view.inputs)
     seen = width if result.batch_size is None else result.batch_size
     if examples is not None and examples < seen:  # epochs add none as long as inputs stay the same
