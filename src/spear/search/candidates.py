@@ -65,22 +65,24 @@ class CandidatePool:
 
     def add(self, candidates: Tensor) -> bool:
         """Take in candidates (k, b), in the white basis; is there a new overdetermined one?"""
-        before = len(self._overdetermined)
+        before = self._overdetermined.redundancies
         for part in torch.split(candidates, 256):  # the next part skips what this one finds
             if self.watch.expired:
                 break
             self._add(unit(part.to(self.side.white)))
-        return len(self._overdetermined) > before
+        return self._overdetermined.redundancies != before
 
     def _add(self, candidates: Tensor) -> None:
-        candidates = candidates[~self._overdetermined.holds(candidates)]
+        candidates = candidates[~self._overdetermined.holds_for_sure(candidates)]
         candidates, zeros = self._sparse(candidates)
         promising = redundant(self.side, candidates, zeros)
-        self._take(candidates[promising])
+        sparsest = zeros.sum(1).argsort(
+            descending=True, stable=True
+        )  # before what is nearly the same
+        self._take(candidates[sparsest[promising[sparsest]]])
         short = len(self._overdetermined) < self.side.white.shape[1]
         if short and not self._reserve.full_of_better:
-            sparsest = zeros[~promising].sum(1).argsort(descending=True)[:_RESERVE]
-            self._take(candidates[~promising][sparsest])
+            self._take(candidates[sparsest[~promising[sparsest]][:_RESERVE]])
 
     def rounded(self, candidates: Tensor) -> Directions:
         """New directions among white candidates (k, b), rounded, each once; the pool is unchanged."""
@@ -192,7 +194,11 @@ def _representatives(vectors: Tensor) -> list[int]:
 
 
 class _DistinctDirections:
-    """Rounded directions, each once; with a limit, only the most redundant and sparsest."""
+    """Rounded directions, each once; with a limit, only the most redundant and sparsest.
+
+    Of directions that are nearly the same the more redundant one is kept: a sample may be all but
+    parallel to a mix of itself and a little of another, which has fewer zeros and none to spare.
+    """
 
     def __init__(self, side: Side, limit: int | None = None) -> None:
         self.limit = limit
@@ -208,8 +214,16 @@ class _DistinctDirections:
         full = self.limit is not None and len(self) >= self.limit
         return full and min(found.redundancy for found in self.found) > 0
 
+    @property
+    def redundancies(self) -> list[int]:
+        return [found.redundancy for found in self.found]
+
     def holds(self, candidates: Tensor) -> Tensor:
         return _parallel(candidates, self.white)
+
+    def holds_for_sure(self, candidates: Tensor) -> Tensor:
+        """Those (k,) along a direction with zeros to spare; any other may be a mix that is near one."""
+        return _parallel(candidates, self.white[[count == 2 for count in self.redundancies]])
 
     def lacking(self, rounded: list[Rounded]) -> list[Rounded]:
         """Those of the directions that are not known, each once."""
@@ -220,6 +234,12 @@ class _DistinctDirections:
         return [rounded[j] for j in _representatives(white) if not known[j]]
 
     def add(self, rounded: list[Rounded]) -> None:
+        for better in (found for found in rounded if found.redundancy == 2):
+            near = _parallel(self.white, better.white).tolist()
+            self.found = [
+                better if known and each.redundancy < 2 else each
+                for each, known in zip(self.found, near, strict=True)
+            ]
         self.found += self.lacking(rounded)
         if self.limit is not None and len(self) > self.limit:
             zeros = torch.stack([found.zeros for found in self.found]).sum(1).tolist()

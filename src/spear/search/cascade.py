@@ -80,8 +80,11 @@ _SPARE_ROWS = 3  # rows beyond the rank, too many for an accident
 # entries (kernels round to them up to 1e-2 on real batches).
 _KERNEL_NOISE_LIMIT = 5e-3
 _MAX_SAMPLES_PER_ROW = 0.8  # per live row: beyond, none can have enough zeros, whatever the data
-_NEGATIVE_SHARE_USED = 0.7  # of the rows with a negative sign, the most negative ones
-_NEGATIVE_SHARES = (0.99, 0.9, 0.7)  # over rounds: few signs are wrong, and many rows are needed
+_NEGATIVE_SHARES = (
+    0.99,
+    0.9,
+    0.7,
+)  # of the negative rows: many are needed, and few signs are wrong
 _MOST_REPAIRS = 8  # directions solved anew, the worst first
 _MOST_DIRECTIONS = 20  # overdetermined ones per sample: so many are mixes, and more help no one
 _BLOCK_STARTS = 2  # per missing sample: nearly all of them end near a sample
@@ -185,16 +188,15 @@ class CascadeFinder:
             yield from self._rounds(factors, pool, generator, watch)
         if not pool.complete and (path := OnePass.of(factors)) is not None:
             yield from self._rounds(factors, pool, generator, watch, path)
-        if factors.trained and factors.view.has_bias and not watch.expired:
-            with watch.stage("repair"):
-                repaired = pool.add(directions_from_signs(factors, pool.snapshot()))
-            if repaired:
-                yield pool.snapshot()
-        elif factors.outputs.uneven and factors.view.has_bias and not watch.expired:
-            with watch.stage("repair"):
-                solved_anew = without_contradictions(factors, pool.snapshot())
-            if solved_anew is not None:
-                yield solved_anew
+        if not factors.view.has_bias or watch.expired:
+            return
+        if factors.trained or not factors.outputs.uneven:
+            yield from _repaired(factors, pool, watch)
+            return
+        with watch.stage("repair"):
+            solved_anew = without_contradictions(factors, pool.snapshot())
+        if solved_anew is not None:
+            yield solved_anew
 
     def _estimates(
         self, factors: Factors, generator: torch.Generator, watch: Watch
@@ -448,21 +450,40 @@ class _MessageRounds:
             return directions_off(pool.side, z, watch.deadline)
 
 
-def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:
-    """White directions (b, b), solved anew for the rows that each sample's signs say are off.
+def _repaired(factors: Factors, pool: CandidatePool, watch: Watch) -> Iterator[Directions]:
+    """The pool with directions solved anew from signs, as long as there are new ones.
 
-    After many local steps fewer rows stay off, and a mix of two samples may pass for one. It spoils the
-    input of the sample that is missing; the other's is right, and its signs give the true direction.
+    A right direction in place of a wrong one makes the signs of others right.
     """
+    grown = True
+    while grown:
+        with watch.stage("repair"):
+            grown = pool.add(directions_from_signs(factors, pool.snapshot()))
+        if grown:
+            yield pool.snapshot()
+
+
+def directions_from_signs(factors: Factors, pool: Directions) -> Tensor:
+    """White directions (k, b), solved anew for the rows that each sample's signs say are off.
+
+    A mix of two samples may pass for one: of like images in the zeros that they share and a row or two
+    more, and after local steps, when fewer rows stay off. It spoils the input of the other sample; its
+    own is right, and its signs give the true direction. After one step that is asked of those whose
+    zeros contradict their signs.
+    """
+    directions = [pool.side.white.new_zeros(0, factors.b)]
     chosen = _all_samples(pool)
     if chosen is None:
-        return pool.side.white.new_zeros(0, factors.b)
+        return directions[0]
     Z = _preactivations(factors, chosen)
-    directions = []
-    for z in Z.T:
+    doubtful = ((Z < 0) ^ chosen.zeros).any(0)
+    for z, contradicted in zip(Z.T, doubtful.tolist(), strict=True):
         factors.check_time()
-        directions.append(_from_negative(pool.side, z, _NEGATIVE_SHARE_USED))
-    return torch.stack(directions) * pool.side.scales
+        # Rows that tell a sample from one like it are hardly negative: the most negative do not do.
+        shares = _NEGATIVE_SHARES if contradicted else _NEGATIVE_SHARES[-1:] * factors.trained
+        found = [_from_negative(pool.side, z, share) for share in shares]
+        directions += [(q * pool.side.scales)[None] for q in found]
+    return torch.cat(directions)
 
 
 def without_contradictions(factors: Factors, pool: Directions) -> Directions | None:
