@@ -268,7 +268,7 @@ def signed_zeros(pool, factors, generator):
 def test_what_is_no_sample_is_not_certified(change, told, seed):
     planted = plant(4, m=60, seed=seed)
     view = planted.view if told else truth_free(planted.view)
-    result = spear.invert(view, finder=Adversary(change), max_seconds=20)
+    result = spear.invert(view, finder=Adversary(change), max_seconds=60)
     assert result.outcome is not Outcome.EXACT
     kept = result.inputs[result.certified]
     if len(kept):
