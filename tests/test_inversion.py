@@ -9,9 +9,20 @@ from torch import nn
 import spear
 from spear import Cause, NotExact, Outcome, Proof, SamplingFinder
 from spear.federated import fedsgd, mlp
+from spear.judge import rivals
 from support.planted import bare, gaussian, plant, worst_error
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9}
+
+
+@pytest.mark.parametrize(("b", "said"), [(1, "the only sample"), (4, "all 4 samples")])
+def test_exact_says_of_which_samples_it_speaks(b, said):
+    """Samples that left no trace are not part of it, and the words for the others are explained."""
+    result = spear.invert(plant(b, m=90).view)
+    assert result.outcome is Outcome.EXACT
+    verb = "was" if b == 1 else "were"
+    assert result.reason == f"{said} visible in the update {verb} recovered, proved by replay"
+    assert "visible if its share of the update is above the update's noise" in result.explanation
 
 
 def test_the_layer_alone_is_enough():
@@ -19,8 +30,8 @@ def test_the_layer_alone_is_enough():
     result = spear.invert(bare(planted.view))
     assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.PATTERN)
     assert result.labels is None
-    assert any("no sample is several in one trace" in words for words in result.assumptions)
-    assert "weight and bias gradients were scaled alike" in result.assumptions
+    assert rivals.NO_MERGE in result.assumptions
+    assert rivals.SCALED_ALIKE in result.assumptions
     assert worst_error(result.inputs, planted.inputs) < TOLERANCE[torch.float32]
 
 
@@ -52,7 +63,7 @@ def test_a_sample_that_is_there_twice_counts_once(same_label):
         assert ("1 of 5 samples weigh as much as several" in observed.explanation) is same_label
     told = spear.invert(spear.observe(planted.model, planted.gradients, samples=6))
     assert told.outcome is Outcome.PARTIAL
-    assert "computed from 6 samples, as was told, and 5 show" in told.explanation
+    assert "computed from 6 samples, as was told, and 5 are visible" in told.explanation
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

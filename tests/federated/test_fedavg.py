@@ -11,6 +11,7 @@ from spear import Cause, InvalidOption, InvalidUpdate, Outcome, Proof, data
 from spear.factors import factorise
 from spear.federated import fedavg, mlp
 from spear.federated.client import train_locally
+from spear.judge import rivals
 from spear.judge.rescaling import rescale
 from spear.metrics import assign, score
 from support.planted import bare, real_batch, small_batch
@@ -45,7 +46,7 @@ def test_mini_batches_in_unknown_order_are_proved_by_pattern(data_root):
     assert score(images.to_pixels(result.inputs), images.to_pixels(x)).worst > 90
     assert result.outcome is Outcome.EXACT
     assert result.proof is Proof.PATTERN
-    assert "weight and bias gradients were scaled alike" in result.assumptions
+    assert rivals.SCALED_ALIKE in result.assumptions
 
 
 @pytest.mark.parametrize("apart", [1.0, 1.02])

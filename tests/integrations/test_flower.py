@@ -806,7 +806,9 @@ def test_the_log_says_where_the_report_is_and_ends_with_the_verdict(tmp_path, mo
     place = str(tmp_path / "report.json")
     assert told[0] == f"SPEAR audits this run, the report goes to {place}"
     assert told[-1] == f"SPEAR: {strategy.report.headline} Report: {place}"
-    assert told[1].endswith("EXACT, all 5 samples that show were recovered, proved by replay")
+    assert told[1].endswith(
+        "EXACT, all 5 samples visible in the update were recovered, proved by replay"
+    )
 
 
 @pytest.mark.parametrize(

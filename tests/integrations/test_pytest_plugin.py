@@ -72,7 +72,7 @@ def test_weights_sent_back(spear_audit):
     result.stdout.fnmatch_lines(
         [
             "*AssertionError: client 7 gives away more than allowed: EXACT, allowed FAILED",
-            "*All 4 samples were recovered exactly, and proved by replay.",
+            "*All 4 samples visible in the update were recovered exactly, proved by replay.",
             "*Severity: Every sample, exactly*",
         ]
     )

@@ -465,7 +465,7 @@ def test_a_redacted_page_says_what_a_verdict_rests_on():
     pytest.importorskip("jinja2", reason="needs the cli extra")
     found = reports.finding(assumptions=("no samples <merged>", "cross-entropy"))
     page = Report("inversion", "", found.headline, (found,)).redacted().page()
-    listed = re.search(r"<p>Assumed, because no test could tell:</p>\s*<ul>(.*?)</ul>", page)
+    listed = re.search(r"<p>Assumed, because it cannot be tested:</p>\s*<ul>(.*?)</ul>", page)
     assert re.findall(r"<bdi>(.*?)</bdi>", listed[1]) == [
         "no samples &lt;merged&gt;",
         "cross-entropy",

@@ -86,7 +86,9 @@ def test_an_update_that_leaks_fails_the_step_and_leaves_its_files(update, tmp_pa
     assert found["settings"]["seed"] == 7
     assert json.loads((tmp_path / outputs["sarif"]).read_text("utf-8"))["version"] == "2.1.0"
     summary = (tmp_path / "github-summary").read_text("utf-8")
-    assert summary.startswith("### SPEAR: EXACT\n\nAll 4 samples were recovered exactly")
+    assert summary.startswith(
+        "### SPEAR: EXACT\n\nAll 4 samples visible in the update were recovered exactly"
+    )
 
 
 def test_an_update_that_gives_nothing_away_passes(update, tmp_path):

@@ -43,7 +43,7 @@ def test_an_update_of_ones_own(tmp_path):
     shown = (ROOT / "README.md").read_text(encoding="utf-8")
     for line in (
         "attacking '1' (3072 -> 200, ReLU after)",
-        "EXACT: all 16 samples that show were recovered",
+        "EXACT: all 16 samples visible in the update were recovered",
     ):
         assert line in done.stdout
         assert line in shown

@@ -85,7 +85,7 @@ def exact():
     return Report.new(
         "inversion",
         "What update.safetensors gives away",
-        "All 4 samples were recovered exactly, and proved by replay.",
+        "All 4 samples visible in the update were recovered exactly, proved by replay.",
         [finding()],
         settings=made_with | {"lr": 0.01, "layers": ["0", "2"], "nested": {"a": None}},
         seconds=1.5,

@@ -8,7 +8,7 @@ import spear
 from spear import Cause, NoAttackableLayer, Outcome, Proof
 from spear.factors import factorise
 from spear.federated import fedsgd, output_gradient, train
-from spear.judge.rivals import UNSEEN
+from spear.judge.rivals import NO_MERGE, UNSEEN
 from spear.metrics import score
 from spear.search.output_layer import farthest
 from support.planted import bare, gaussian, module, real_batch, small_batch, weighed
@@ -95,7 +95,7 @@ def test_late_in_training_nothing_wrong_is_certified(seed, first, trained_on_mni
     assert bool((found.psnr[certified] > 60).all())
     if (
         result.outcome is Outcome.EXACT
-    ):  # of those that show: others drown in the loudest's rounding
+    ):  # of those that are visible: others drown in the loudest's rounding
         length = output_gradient(late, x, y, layer="0").norm(dim=0) * x.norm(dim=1)
         drowned = length < torch.finfo(x.dtype).eps * length.max()
         assert set(range(10)) - set(found.truth.tolist()) <= set(
@@ -114,12 +114,12 @@ def test_vanished_samples_are_reported():
     assert result.certified.all()
     assert result.outcome is Outcome.EXACT
     assert relative_error(result.inputs, x[:5]) < 1e-5
-    assert "all 5 samples that show" in result.reason
+    assert "all 5 samples visible in the update" in result.reason
     assert any("gradient vanished" in words for words in result.assumptions)
     told = spear.invert(spear.observe(model, gradients, samples=8))
     assert (told.outcome, told.cause) == (Outcome.PARTIAL, Cause.MISSING)
     assert told.certified.all()
-    assert "computed from 8 samples, as was told, and 5 show" in told.explanation
+    assert "computed from 8 samples, as was told, and 5 are visible" in told.explanation
 
 
 @pytest.mark.parametrize("pooled", [True, False])
@@ -198,7 +198,7 @@ def test_one_output_gives_labels_if_targets_are_labels(loss, targets):
         assert result.labels is None
         assert result.outcome is Outcome.EXACT
         assert untold.outcome is Outcome.APPROXIMATE
-        assert "may be several samples in one trace" in untold.explanation
+        assert "may be several samples merged into one" in untold.explanation
     else:
         assert result.outcome is untold.outcome is Outcome.EXACT
         assert any("merge" in words for words in untold.assumptions)
@@ -249,4 +249,4 @@ def test_a_regression_without_later_gradients_is_no_replay():
     result = spear.invert(spear.observe(model, alone), model=model, loss=nn.functional.mse_loss)
     assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.PATTERN)
     assert "no gradient of a later layer to compare" in result.explanation
-    assert any("no sample is several in one trace" in words for words in result.assumptions)
+    assert NO_MERGE in result.assumptions

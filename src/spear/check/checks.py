@@ -456,7 +456,7 @@ def _of_update(
         remarks += [model_checks.modes(model), model_checks.embeddings(model)]
     if seen and protocol.total not in (None, seen):
         words = f"The update shows {seen} samples, but {protocol.total} were stated."
-        more = "Duplicates and samples with a vanishing gradient do not show."
+        more = "Duplicates and samples with a vanishing gradient are not visible in it."
         remarks.append(Reason(Level.NOTE, Subject.BATCH_SIZE, words, more))
     happened = found.headline[0].lower() + found.headline[1:].removesuffix(".")
     advice = []

@@ -16,11 +16,11 @@ class Proof(Enum):
 class Cause(Enum):
     """The main reason for an outcome."""
 
-    PROVED = "proved"  # every sample that shows is certified
+    PROVED = "proved"  # every visible sample is certified
     MIXED = "mixed"  # a direction may hold parts of several samples, or signs contradict its zeros
     SCALE = "scale"  # the inputs at another scale explain the update as well
     MERGED = "merged"  # a trace may be several samples in one
-    MISSING = "missing"  # more samples were told than show
+    MISSING = "missing"  # more samples were told than are visible
     CONTRADICTED = "contradicted"  # the replay that fits the others contradicts a sample
     IMPRECISE = "imprecise"  # recovered, but too noisy to be called exact
     TRAINING = "training"  # local training that cannot be repeated closely enough

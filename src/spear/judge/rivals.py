@@ -37,23 +37,40 @@ from spear.tolerances import (
     WHOLE_WEIGHT,
 )
 
-SCALED_ALIKE = "weight and bias gradients were scaled alike"
-UNSEEN = "samples whose gradient vanished, if there were any, do not count"
-NO_MERGE = "no sample is several in one trace (near-duplicates; one output or two classes)"
-NOT_ALL_PAIRED = "not every sample has a near-duplicate in the batch"
-NOT_ALL_MERGED = "samples that switch on the same neurons did not merge in equal numbers everywhere"
-WEIGHED_ALIKE = "no class or sample has a weight of its own that nobody told"
-NOT_SCALED = "the update was not scaled as a whole"
-GENERAL_POSITION = "no two samples with free targets have parallel gradients"
+SCALED_ALIKE = (
+    "weight and bias gradients were scaled by the same factor (if not, the inputs are off by a "
+    "factor)"
+)
+UNSEEN = "samples whose gradient vanished, if there were any, are not part of this verdict"
+NO_MERGE = (
+    "no recovered sample is several merged into one (near-duplicates; with one output or two classes, "
+    "others too)"
+)
+NOT_ALL_PAIRED = (
+    "not every sample in the batch has a near-duplicate (such pairs would be recovered as one "
+    "sample each)"
+)
+NOT_ALL_MERGED = (
+    "not every recovered sample is equally many merged into one (samples that switch on the same "
+    "neurons can merge)"
+)
+WEIGHED_ALIKE = (
+    "the client's loss weighs every class and sample alike, unless SPEAR was told otherwise"
+)
+NOT_SCALED = "the update was not multiplied by a factor that SPEAR was not told"
+GENERAL_POSITION = (
+    "no two samples have parallel gradients (where targets are free numbers, such a pair would look "
+    "like one sample)"
+)
 
 _ANY_SCALE = (
     "would fit as well at another scale. Only the bias gradient fixes the scale, and it may have been "
     "scaled apart from the weights'"
 )
 NO_BIAS = "are known only up to a factor each, since the layer has no bias"
-_SEVERAL = "may be several samples in one trace"
+_SEVERAL = "may be several samples merged into one"
 _MAY_BE_SEVERAL = (
-    f"{_SEVERAL}. Give samples= if you know how many there are: their weights do not show it"
+    f"{_SEVERAL}. Give samples= if you know how many there are: their weights do not tell"
 )
 
 
@@ -639,7 +656,7 @@ def contradicted(fit: Fit) -> Ruling:
     """Does the loss that explains the others fail to explain this sample?"""
     words = (
         f"have a gradient that no label explains, though {fit.loss.value} explains the others. Likely "
-        "causes: several samples in one trace, mixed labels, or a wrong sample"
+        "causes: several samples merged into one, mixed labels, or a wrong sample"
     )
     return Ruling(Cause.CONTRADICTED, fit.matched, words)
 
@@ -679,6 +696,6 @@ def missing(factors: Factors) -> str:
     if told is None or told <= factors.b:
         return ""
     return (
-        f"the update was computed from {told} samples, as was told, and {factors.b} show: the "
-        "others are duplicates, merged into these, or their gradient vanished"
+        f"the update was computed from {told} samples, as was told, and {factors.b} are visible in it: "
+        "the others are duplicates, merged into these, or their gradient vanished"
     )

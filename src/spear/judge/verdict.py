@@ -25,6 +25,10 @@ _DROPPED = (
     "Many neurons have no gradient although a sample switches them on, as dropout leaves it: give the "
     "model in train mode, or dropout= for a layer given directly"
 )
+VISIBLE = (
+    "a sample is visible if its share of the update is above the update's noise; exact duplicates "
+    "count as one"
+)
 _SGD_ONLY = "This attack reads updates of SGD only, so it cannot tell whether data leaks"
 
 
@@ -103,8 +107,12 @@ def of_samples(
     """The outcome that the evidence supports."""
     count, b = int(certificate.certified.sum()), factors.b
     if certificate.whole and not factors.has_unresolved_samples:
-        reason = f"all {b} samples that show were recovered, proved by {certificate.proof.value}"
-        return Verdict(Outcome.EXACT, Cause.PROVED, reason)
+        found = "the only sample" if b == 1 else f"all {b} samples"
+        updates = "updates" if factors.view.rounds is not None else "update"
+        were = "was" if b == 1 else "were"
+        proved = f"proved by {certificate.proof.value}"
+        reason = f"{found} visible in the {updates} {were} recovered, {proved}"
+        return Verdict(Outcome.EXACT, Cause.PROVED, reason, (VISIBLE,))
     first, *doubts = (*certificate.doubts, *_unresolved(factors))
     if count:
         cause = Cause.MISSING if certificate.cause is Cause.PROVED else certificate.cause
@@ -243,7 +251,7 @@ def remarks_on(factors: Factors, certificate: Certificate) -> list[str]:
     """What else a reader should know."""
     said = [certificate.remark] if certificate.remark else []
     if factors.noisy and factors.has_weak_sample and not factors.has_unresolved_samples:
-        said.append("samples fainter than the noise, if there are any, do not show")
+        said.append("samples fainter than the noise, if there are any, are not visible")
     if factors.trained:
         said.append(
             f"the difference of the weights carries noise of {factors.relative_noise:.0e} of an entry, "
@@ -255,7 +263,7 @@ def remarks_on(factors: Factors, certificate: Certificate) -> list[str]:
 
 
 def _unresolved(factors: Factors) -> list[str]:
-    """Samples that show, but too faintly to be found."""
+    """Samples that are visible, but too faintly to be found."""
     if not factors.has_unresolved_samples:
         return []
     return [

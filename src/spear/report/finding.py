@@ -271,7 +271,10 @@ class Finding:
         size = "an unknown number of" if self.batch_size is None else str(self.batch_size)
         some = f"{self.recovered} of {size} {what}"
         if self.outcome is Outcome.EXACT:
-            return f"All {size} {what} were recovered exactly, and proved by {self.proof.value}."
+            seen = f"visible in the update{'s' * (self.rounds > 1)}"
+            alone = self.batch_size == 1 and not self.activations
+            found = f"The only sample {seen} was" if alone else f"All {size} {what} {seen} were"
+            return f"{found} recovered exactly, proved by {self.proof.value}."
         if self.outcome is Outcome.PARTIAL:
             return f"{sum(self.certified)} of {size} {what} were recovered exactly and proved."
         if self.is_likely:

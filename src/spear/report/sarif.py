@@ -27,7 +27,7 @@ _RULES = {
     Outcome.INCONCLUSIVE: ("DisclosureUnknown", "warning", "4.0"),
 }
 _DESCRIPTIONS = {
-    Outcome.EXACT: "Every sample behind the update was recovered exactly.",
+    Outcome.EXACT: "Every sample visible in the update was recovered exactly.",
     Outcome.PARTIAL: "Some of the samples behind the update were recovered exactly.",
     Outcome.APPROXIMATE: "Samples behind the update were recovered, approximately or without proof.",
     Outcome.INCONCLUSIVE: "It cannot be told what the update gives away.",

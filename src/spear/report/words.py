@@ -36,7 +36,7 @@ OUTCOMES = {
     Outcome.FAILED: "Nothing recovered",
 }
 _RECOVERED = (Outcome.EXACT, Outcome.PARTIAL, Outcome.APPROXIMATE)
-ASSUMPTIONS = "Assumed, because no test could tell:"
+ASSUMPTIONS = "Assumed, because it cannot be tested:"
 _LIKELY = "Recovered, not proved (likely exact)"
 _NO_GUARANTEE = (
     "This is no guarantee: one attack failed with these settings. "
