@@ -324,8 +324,8 @@ def exponential(rows: AllRows) -> tuple[str, Verdict]:
     ours = f"sampling: 2^({doublings:.2f} b) submatrices (m = 2000, b = 10 to 20)"
     if b:
         middle = statistics.median(map(time_of, found[b, m]))
-        ours += f"; our finder: {b} of {m}, {told(share_of(found[b, m]))} exact, {middle:.0f} s on "
-        "a CPU"
+        whole = told(share_of(found[b, m]))
+        ours += f"; our finder: {b} of {m}, {whole} exact, {middle:.0f} s on a CPU"
     return ours, Verdict.by(0.8 <= doublings <= 1.2 and b <= 25, not doublings >= 0.8)
 
 
@@ -378,10 +378,8 @@ def people(rows: AllRows) -> tuple[str, Verdict]:
     if not numbers:
         return NOT_RUN, Verdict.OPEN
     right, error = statistics.fmean(discrete), statistics.fmean(numbers)
-    ours = (
-        f"b = 16: {100 * right:.4g} % of categories, MAE {decimal(error)}, {told(share_of(own))} "
-    )
-    "exact"
+    whole = told(share_of(own))
+    ours = f"b = 16: {100 * right:.4g} % of categories, MAE {decimal(error)}, {whole} exact"
     larger = [f"b = {b}: {told(share_of(where(rows['tabular'], b=b)))}" for b in (24, 32)]
     return f"{ours}; {', '.join(larger)}", Verdict.by(right == 1 and error <= 20.4, right < 0.97)
 
