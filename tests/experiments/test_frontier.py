@@ -1,4 +1,4 @@
-"""The experiment behind the README's table and plot, and its door `spear bench`."""
+"""The experiment behind the table and plot of sizes, and its door `spear bench`."""
 
 import json
 from dataclasses import replace

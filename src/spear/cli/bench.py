@@ -49,7 +49,8 @@ def bench(
 ) -> None:
     """Measure the engine on fresh batches of real images: exact rate, time, memory, PSNR.
 
-    A setting is data:BxM or data:BxM:raw, such as cifar10:20x200; without any, those of the README.
+    A setting is data:BxM or data:BxM:raw, such as cifar10:20x200; without any, those
+    of `spear reproduce frontier`.
     A finder or an attack is a name, my_file.py:Name or package.module:name.
     """
     activity = Activity.begin()

@@ -11,13 +11,14 @@ import pkgutil
 from spear import plugins
 from spear.errors import InvalidOption
 
-# The paper's order: its tables, those of the appendix, its figures; then our own.
+# The claims first, then the paper's tables, its figures, and our own.
 ORDER = (
+    "claims",
     *("prior_work", "tabular", "main", "layers", "prior", "features", "error_bars", "one_label"),
-    *("dpsgd", "fedavg_epochs", "fedavg_rates", "teaser", "overview", "failure"),
-    *("failure_validation", "batch_size", "architecture", "two_stages", "training"),
-    *("full_batch", "percentiles", "failed_batch", "frontier"),
-    *("rounds", "rounds_rate", "rounds_aggregation", "rounds_fedavg", "rounds_noise"),
+    *("dpsgd", "fedavg_epochs", "fedavg_rates"),
+    *("teaser", "overview", "failure", "batch_size", "architecture", "two_stages", "training"),
+    *("failure_validation", "full_batch", "percentiles", "failed_batch"),
+    *("frontier", "rounds", "rounds_rate", "rounds_aggregation", "rounds_fedavg", "rounds_noise"),
     "rounds_sampling",
 )
 

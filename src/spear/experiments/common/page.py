@@ -20,13 +20,17 @@ from spear.trials import Row, RowFile
 
 _INTRO = """# Results
 
-The paper's tables and figures, its numbers beside ours. Drawn by `spear reproduce all --only-draw` from
-rows that were run before: one line of JSON a batch, with its seed, settings, verdict, metrics, seconds,
-versions and commit. Failed and timed-out batches are rows and count. Accuracy is the share of batches
-in which every sample is right to 60 dB or better, with its 95 % Clopper-Pearson interval; ± is the 95 %
-interval of a mean over batches. PSNR, SSIM, MSE, MAE and LPIPS of a batch are means over the samples
-that came back. The paper's times are minutes on a GPU; ours are the attack's alone, with one thread of
-a CPU."""
+What the paper claims, and what came of it here; then its tables and figures, our numbers beside its
+own; then what goes beyond it. The page is drawn from rows that were run before, and nothing is computed
+again: `spear reproduce all --only-draw --results results --page docs/results.md`."""
+_READING = """## How to read the numbers
+
+A row is one batch: one line of JSON with its seed, settings, verdict, metrics, seconds, versions and
+commit. Failed and timed-out batches are rows and count. Accuracy is the share of batches in which every
+sample is right to 60 dB or better, with its 95 % Clopper-Pearson interval; ± is the 95 % interval of a
+mean over batches. PSNR, SSIM, MSE, MAE and LPIPS of a batch are means over the samples that came back.
+The paper's times are minutes on a GPU; ours are the attack's alone, with one thread of a CPU."""
+_PARTS = ("Tables", "Figures", "Beyond the paper")
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,21 @@ class Drawn:
     """An experiment's section with its heading, and where its rows come from."""
 
     name: str
-    heading: str
     place: str
+    title: str
     section: Section
     origin: str
+
+    @property
+    def heading(self) -> str:
+        return f"{self.place}: {self.title}"
+
+    @property
+    def part(self) -> str | None:
+        """Of the page; None is its summary."""
+        if self.place == "Summary":
+            return None
+        return next((p for p in _PARTS if self.place.startswith(p.removesuffix("s"))), _PARTS[-1])
 
     @property
     def images(self) -> list[tuple[str, str]]:
@@ -45,10 +60,10 @@ class Drawn:
         shown: list[Plot | Picture] = [*self.section.plots, *self.section.pictures]
         return [(f"{self.name}-{one.name}.png", one.caption) for one in shown]
 
-    def markdown(self) -> str:
+    def markdown(self, heading: str | None = None) -> str:
         """All of it."""
         parts = [
-            f"## {self.heading}",
+            heading or f"## {self.heading}",
             *map(markdown, self.section.tables),
             *(f"![{self.place}]({file})\n\n*{caption}*" for file, caption in self.images),
             *self.section.notes,
@@ -86,9 +101,18 @@ def page(names: Sequence[str], results: Path, path: Path) -> None:
 
 def page_text(names: Sequence[str], results: Path, images: Path) -> str:
     """The page itself; its images are in the folder `images`."""
-    texts = [_drawn(name, results).markdown() for name in names]
-    linked = [text.replace("](", f"]({images.as_posix()}/") for text in texts]
-    return "\n\n".join([_INTRO, *linked]) + "\n"
+    drawn = [_drawn(name, results) for name in names]
+    texts = [
+        _INTRO,
+        *(one.markdown(f"## {one.title}") for one in drawn if one.part is None),
+        _READING,
+    ]
+    for part in _PARTS:
+        own = [one for one in drawn if one.part == part]
+        beyond = part == _PARTS[-1]
+        texts += [f"## {part}"] * bool(own)
+        texts += [one.markdown(f"### {one.title if beyond else one.heading}") for one in own]
+    return "\n\n".join(texts).replace("](", f"]({images.as_posix()}/") + "\n"
 
 
 def _drawn(name: str, results: Path, finder: Addition | None = None) -> Drawn:
@@ -96,8 +120,8 @@ def _drawn(name: str, results: Path, finder: Addition | None = None) -> Drawn:
     origin = _origin(name, experiment, [row for part in rows.values() for row in part])
     if finder is not None:
         origin = f"With the finder {' '.join(finder.settings.values())}.\n\n{origin}"
-    heading = f"{experiment.place}: {experiment.title}"
-    return Drawn(name, heading, experiment.place, _section(name, experiment, rows), origin)
+    section = _section(name, experiment, rows)
+    return Drawn(name, experiment.place, experiment.title, section, origin)
 
 
 def _section(name: str, experiment: Experiment, rows: Mapping[str, Sequence[Row]]) -> Section:
