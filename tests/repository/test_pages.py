@@ -14,7 +14,15 @@ from spear.experiments.common.figures import metric, where
 from spear.trials import RowFile
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["settings.md", "start.md", "send.md", "report.md", "extending.md", "rounds.md", "pipelines.md"]
+PAGES = [
+    "settings.md",
+    "start.md",
+    "send.md",
+    "report.md",
+    "extending.md",
+    "rounds.md",
+    "pipelines.md",
+]
 # What docs/settings.md says of a setting: the words, the experiment, and which of its rows.
 MEASURED = [
     ("FedSGD, 20 of TinyImageNet", "main", {"data": "tiny_imagenet", "finder": "cascade"}),
