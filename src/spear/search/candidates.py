@@ -190,7 +190,7 @@ def _round(side: Side, deadline: Deadline, candidates: Tensor) -> list[Rounded |
 
 def _representatives(vectors: Tensor) -> list[int]:
     """Indices of unit vectors (k, b), none along an earlier one."""
-    return first_of_each((vectors @ vectors.T).abs() > 1 - _SAME_DIRECTION)
+    return first_of_each(_near(vectors, vectors))
 
 
 class _DistinctDirections:
@@ -234,12 +234,13 @@ class _DistinctDirections:
         return [rounded[j] for j in _representatives(white) if not known[j]]
 
     def add(self, rounded: list[Rounded]) -> None:
-        for better in (found for found in rounded if found.redundancy == 2):
-            near = _parallel(self.white, better.white).tolist()
-            self.found = [
-                better if known and each.redundancy < 2 else each
-                for each, known in zip(self.found, near, strict=True)
-            ]
+        better = [found for found in rounded if found.redundancy == 2]
+        weaker = [j for j, found in enumerate(self.found) if found.redundancy < 2]
+        if better and weaker:
+            near = _near(self.white[weaker], torch.cat([found.white for found in better])).tolist()
+            for j, same in zip(weaker, near, strict=True):
+                if any(same):
+                    self.found[j] = better[same.index(True)]
         self.found += self.lacking(rounded)
         if self.limit is not None and len(self) > self.limit:
             zeros = torch.stack([found.zeros for found in self.found]).sum(1).tolist()
@@ -280,4 +281,9 @@ def _parallel(vectors: Tensor, known: Tensor) -> Tensor:
     """Which unit vectors (k, b) point along a known one (c, b), either way."""
     if not len(known):
         return torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
-    return ((vectors @ known.T).abs() > 1 - _SAME_DIRECTION).any(1)
+    return _near(vectors, known).any(1)
+
+
+def _near(vectors: Tensor, others: Tensor) -> Tensor:
+    """Which unit vectors (k, b) point along which others (c, b), either way: (k, c) bool."""
+    return (vectors @ others.T).abs() > 1 - _SAME_DIRECTION
