@@ -94,6 +94,20 @@ def test_a_table_of_ones_own_is_run_resumed_and_drawn(folder):
     assert len(code) == 16
 
 
+def test_only_some_cells_are_run_and_all_rows_drawn(folder):
+    command = ["reproduce", "my_table.py", "--workers", "1", "--batches", "1"]
+    assert run(*command, cwd=folder).returncode == 0
+    done = run(*command, "--only", "b=2", "--finder", "my_finder.py:Mine", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = rows(folder / "spear-results")
+    assert [row.settings["b"] for row in found if "finder" in row.settings] == [2]
+    done = run(*command, "--only", "b=3", "--batches", "2", cwd=folder)
+    assert len(rows(folder / "spear-results")) == len(found) + 1
+    lines = map(str.split, done.stdout.splitlines())
+    drawn = [words for words in lines if words[2:] == ["EXACT"]]
+    assert drawn == [["2", "0", "EXACT"], ["3", "0", "EXACT"], ["3", "1", "EXACT"]]
+
+
 def test_what_measure_rests_on_starts_new_rows_and_a_drawing_does_not(folder):
     table = folder / "my_table.py"
     assert inline(folder)[0] == 2

@@ -15,6 +15,7 @@ pytest.importorskip("rich", reason="needs the cli extra")
 from spear.errors import InvalidOption
 from spear.experiments.common import catalogue
 from spear.experiments.common.drawing import latex, markdown, table
+from spear.experiments.common.only import Only
 from spear.experiments.common.page import page_text
 from spear.experiments.common.reproduce import Options, plan
 from spear.trials import Row, RowFile, Status, Trial
@@ -63,6 +64,18 @@ def test_the_list_names_every_table_and_figure_of_the_paper():
         (["main", "--data", "no/such/folder"], "no/such/folder"),
         (["main", "--engine", "cloud"], "expected --engine local or ray"),
         (["main", "--address", "here:1"], "expected --engine ray beside --address"),
+        (["main", "--only", "b"], "expected --only to be settings such as b=20,finder=cascade"),
+        (
+            ["main", "--only", "b=20", "--only", "batch=20"],
+            "no cell has a setting batch; there are data, b, m, finder, max_seconds",
+        ),
+        (["main", "layers", "--only", "data=mnst"], "cells have data=mnist, cifar10, tiny_"),
+        (["fedavg_epochs", "--only", "epochs=2"], "no cell has epochs=2; cells have epochs=1, 5,"),
+        (
+            ["main", "--only", "data=imagenet224,finder=sampling"],
+            "no cell has data=imagenet224, finder=sampling together",
+        ),
+        (["main", "--only", "b=20", "--only-draw"], "leave out --only-draw"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(arguments, words, tmp_path):
@@ -88,6 +101,28 @@ def test_a_run_goes_on_where_it_stopped(data_root, tmp_path):
     assert names <= line.keys()
     assert (tmp_path / "drawn" / "one_label.tex").read_text().count("toprule") == 1
     assert "TinyImageNet" in (tmp_path / "drawn" / "one_label.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "expected"),
+    [
+        ("main", ["data=mnist"], {("mnist", "cascade"), ("mnist", "sampling")}),
+        (
+            "main",
+            ["data=mnist,finder=sampling", "b=20, data=cifar10, max_seconds=120.0"],
+            {("mnist", "sampling"), ("cifar10", "cascade")},
+        ),
+        ("fedavg_epochs", ["epochs=20,mini=5", "momentum=9e-1"], {(20, 5), (5, 20)}),
+        ("failed_batch", ["data=mnist"], set()),  # of another experiment in the same run
+    ],
+)
+def test_only_the_cells_asked_for_are_planned(name, only, expected, data_root, tmp_path):
+    pair = ("epochs", "mini") if name == "fedavg_epochs" else ("data", "finder")
+    part = plan(name, Options(tmp_path, data_root, batches=2, only=Only.of(only)))
+    settings = [trial.settings for trial in part.open]
+    assert {(cell[pair[0]], cell.get(pair[1])) for cell in settings} == expected
+    every = plan(name, Options(tmp_path, data_root, batches=2)).open
+    assert {trial.key for trial in part.open} < {trial.key for trial in every}
 
 
 def test_a_dataset_that_is_not_there_is_left_out_and_said(data_root, tmp_path):

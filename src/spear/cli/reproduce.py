@@ -79,6 +79,13 @@ def reproduce(
             autocompletion=completion.finders,
         ),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SETTINGS",
+            help="Run only cells with these settings: b=20,finder=cascade; may be given again.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
 ) -> None:
     """Run the paper's tables and figures, and draw them with the paper's figures beside ours.
@@ -93,6 +100,7 @@ def reproduce(
     from spear.experiments.common import additions, catalogue
     from spear.experiments.common import page as pages
     from spear.experiments.common import reproduce as flow
+    from spear.experiments.common.only import Only
 
     if show_list or not experiments:
         _show_list(results, activity)
@@ -102,10 +110,13 @@ def reproduce(
     order = catalogue.with_sources(wanted)
     if page is not None and finder is not None:
         raise InvalidOption("--page draws our finder's rows: leave out --finder or --page")
+    if only and only_draw:
+        raise InvalidOption("--only chooses what is run, not what is drawn: leave out --only-draw")
     chosen_finder = None if finder in (None, additions.OURS) else additions.Addition.finder(finder)
     own = () if chosen_finder is None else (chosen_finder,)
-    options = flow.Options(results, data, batches, seed, again, chosen_finder)
+    options = flow.Options(results, data, batches, seed, again, chosen_finder, Only.of(only or ()))
     if not only_draw:
+        flow.check_only(order, options)
         chosen = _engine(engine, address, workers, max_seconds)
         with stoppable(results):
             for name in order:  # one after the other: some are planned by the rows of others

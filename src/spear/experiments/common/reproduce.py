@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from spear.experiments.common.additions import (
 )
 from spear.experiments.common.batches import NAMES, images
 from spear.experiments.common.experiment import Case, Plan
+from spear.experiments.common.only import Only
 from spear.files import UserCode
 from spear.trials import Measured, OnStep, Part, Row, RowFile, Trial, Work, reporter
 
@@ -34,6 +35,7 @@ class Options:
         seed: of the first batch.
         again: rerun trials that failed or timed out.
         finder: in place of ours.
+        only: the cells that are run.
     """
 
     results: Path
@@ -42,6 +44,7 @@ class Options:
     seed: int = 0
     again: bool = False
     finder: Addition | None = None
+    only: Only = field(default_factory=Only)
 
     def __post_init__(self) -> None:
         if self.batches is not None and self.batches < 1:
@@ -51,18 +54,28 @@ class Options:
 def plan(name: str, options: Options) -> Part:
     """The trials of an experiment."""
     experiment = catalogue.load(name)
-    rows: dict[str, Sequence[Row]] = {
-        source: _rows_of_finder(source, options) for source in experiment.after
-    }
-    wanted = Plan(options.batches or experiment.batches, options.seed, rows)
-    file = RowFile(options.results, name)
-    trials = _trials(name, wanted, options.finder)
+    trials = _planned(name, options)
     if options.finder is not None and not trials and (experiment.cells or experiment.plan):
         raise InvalidOption(
             f"no trial of {name} uses our finder: {{finder}} has no place in it",
             arguments=("finder",),
         )
-    return runnable(trials, file, options.data, options.again)
+    wanted = [trial for trial in trials if options.only.has(shown_to_measure(trial.settings))]
+    return runnable(wanted, RowFile(options.results, name), options.data, options.again)
+
+
+def check_only(names: Sequence[str], options: Options) -> None:
+    """Raise unless these experiments have the cells that are asked for."""
+    planned = [trial for name in names for trial in _planned(name, options)]
+    options.only.check([shown_to_measure(trial.settings) for trial in planned])
+
+
+def _planned(name: str, options: Options) -> list[Trial]:
+    """All trials of an experiment, as far as the rows that it builds on are there."""
+    experiment = catalogue.load(name)
+    rows = {source: _rows_of_finder(source, options) for source in experiment.after}
+    wanted = Plan(options.batches or experiment.batches, options.seed, rows)
+    return _trials(name, wanted, options.finder)
 
 
 def _trials(name: str, wanted: Plan, finder: Addition | None) -> list[Trial]:
