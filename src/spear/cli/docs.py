@@ -14,13 +14,19 @@ console = PlainConsole()
 _INSTALLED, _CLONED = (Path(__file__).parents[up] / "docs" for up in (1, 3))
 
 
+def pages() -> dict[str, Path]:
+    """Each page by its name."""
+    folder = _INSTALLED if _INSTALLED.is_dir() else _CLONED
+    return {path.stem: path for path in sorted(folder.glob("*.md"))}
+
+
+def _completed(incomplete: str) -> list[str]:
+    return [name for name in pages() if name.startswith(incomplete)]
+
+
 def docs(
     page: Annotated[
-        str | None,
-        typer.Argument(
-            help="Name of a page.",
-            autocompletion=lambda typed: [name for name in pages() if name.startswith(typed)],
-        ),
+        str | None, typer.Argument(help="Name of a page.", autocompletion=_completed)
     ] = None,
 ) -> None:
     """Show a page of the documentation; without a name, which pages there are."""
@@ -34,12 +40,6 @@ def docs(
     if name not in found:
         raise MissingData(f"there is no page {name!r}: expected one of {', '.join(found)}")
     typer.echo_via_pager(found[name].read_text(encoding="utf-8"))
-
-
-def pages() -> dict[str, Path]:
-    """Each page by its name."""
-    folder = _INSTALLED if _INSTALLED.is_dir() else _CLONED
-    return {path.stem: path for path in sorted(folder.glob("*.md"))}
 
 
 def _title(path: Path) -> str:
