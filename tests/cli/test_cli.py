@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,19 @@ from spear.trials.demo import DemoSettings, run_demo
 from support.command_line import in_this_process as spear
 from support.command_line import without_torch
 
-COMMANDS = ("demo", "check", "invert", "audit", "reproduce", "data", "bench", "rows", "theory")
+COMMANDS = (
+    "demo",
+    "docs",
+    "check",
+    "invert",
+    "audit",
+    "reproduce",
+    "data",
+    "bench",
+    "rows",
+    "theory",
+)
+ROOT = Path(__file__).parents[2]
 SMALL = ["--samples", "6", "--width", "120", "--depth", "3", "--pixels", "16"]
 
 
@@ -236,6 +249,22 @@ def test_help_and_version_need_no_torch():
         assert f"Usage: spear {name} " in page
         assert max(map(len, page.splitlines())) <= 80
     assert all(name in pages[COMMANDS.index("invert")][1] for name in FINDERS)
+
+
+def test_the_pages_come_with_the_command():
+    docs = ROOT / "docs"
+    listed, page, linked, wrong = without_torch(
+        ["docs"], ["docs", "limits"], ["docs", "audit.md#an-example"], ["docs", "../limits2"]
+    )
+    assert [line.split()[0] for line in listed[1].splitlines()] == sorted(
+        path.stem for path in docs.glob("*.md")
+    )
+    assert "start         Am I exposed? Five minutes" in listed[1]
+    assert (page[0], page[2]) == (0, "")
+    assert page[1].strip() == (docs / "limits.md").read_text(encoding="utf-8").strip()
+    assert linked[1].startswith("# Auditing")
+    assert wrong[0] == 2
+    assert "there is no page 'limits2': expected one of algorithm, architecture" in wrong[2]
 
 
 def test_a_wrong_file_name_is_told_before_torch_is_imported(tmp_path):

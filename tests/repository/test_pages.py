@@ -1,7 +1,9 @@
 """Pages of the documentation: their examples run, their tables are drawn from the rows."""
 
+import ast
 import doctest
 import json
+import re
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -42,6 +44,8 @@ MEASURED = [
     ("ADULT, 24 people", "tabular", {"b": 24}),
     ("ADULT, 32 people", "tabular", {"b": 32}),
 ]
+# A page of the repository; the file that a user's own drawing goes to is none.
+_PAGE_FILE = re.compile(r"(?<!--page )docs/\w|(?<!docs/)\b[\w-]+\.md\b")
 
 
 def rows_of(folder, name):
@@ -142,3 +146,28 @@ def test_the_rounds_foreseen_are_those_measured():
     off = [abs(rounds_theory.foreseen([row], "most") - row["most"]) for row in rows]
     assert statistics.mean(apart <= 1 for apart in off) >= 0.85
     assert all(apart <= max(1, 0.5 * row["most"]) for apart, row in zip(off, rows, strict=True))
+
+
+def texts(path):
+    """What a user may read of a file: strings and docstrings, not comments."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return [text]
+    nodes = ast.walk(ast.parse(text))
+    return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+def test_messages_name_pages_that_come_with_the_wheel():
+    """A user of the wheel has no `docs` folder: messages say `spear docs NAME`."""
+    builder = pytest.importorskip("hatchling.builders.wheel", reason="needs hatchling")
+    wheel = builder.WheelBuilder(str(ROOT)).recurse_included_files()
+    there = {Path(file.distribution_path).as_posix() for file in wheel}
+    source = ROOT / "src" / "spear"
+    files = [p for p in source.rglob("*") if p.suffix in (".py", ".j2", ".json", ".js")]
+    told = {text: path for path in files for text in texts(path)}
+    files_named = [(path.name, text) for text, path in told.items() if _PAGE_FILE.search(text)]
+    assert files_named == []
+    named = {name for text in told for name in re.findall(r"spear docs ([a-z][a-z-]*)", text)}
+    assert {"audit", "settings", "extending"} <= named
+    assert {f"spear/docs/{name}.md" for name in named} <= there
+    assert not [name for name in there if "docs/" in name and not name.endswith(".md")]

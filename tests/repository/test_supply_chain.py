@@ -95,10 +95,14 @@ def test_this_environment_is_the_locks():
     assert there - pins == set()
 
 
+PAPER = 'Paper = "https://arxiv.org/abs/2403.03945"'  # of [project.urls]: nothing is fetched
+
+
 def test_no_file_of_the_set_up_names_a_registry():
     files = ["Makefile", "constraints.txt", "pyproject.toml", "tools/lock.sh", "tools/install.py"]
     for name in (*files, *(f"requirements/{lock}.lock" for lock in LOCKS)):
-        assert not re.search(r"index-url|find-links|://", (ROOT / name).read_text()), name
+        text = (ROOT / name).read_text().replace(PAPER, "")
+        assert not re.search(r"index-url|find-links|://", text), name
 
 
 def test_make_installs_from_the_lock():

@@ -3,7 +3,7 @@
 What comes back under noise depends on the data: images with pixels in [0, 1] differ little from each
 other, and drawings are mostly background. So there are several kinds, and a rehearsal tries all that
 fit. The constants are chosen so that batches of 20 have the singular values of batches from CIFAR-10,
-MNIST and ADULT; docs/check.md says how well they predict what comes back.
+MNIST and ADULT; `spear docs check` says how well they predict what comes back.
 """
 
 from __future__ import annotations

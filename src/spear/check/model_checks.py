@@ -85,7 +85,7 @@ def what_it_reads(layer: LayerView) -> Reason | None:
     if layer.report.reads_data or layer.unseen:
         return None
     words = f"Layer {layer.name!r} ({layer.inputs} → {layer.outputs}) reads {layer.reads}."
-    more = "The data comes back as far as the layers before can be inverted (docs/settings.md)."
+    more = "The data comes back as far as the layers before can be inverted (spear docs settings)."
     return Reason(Level.EXPOSED, Subject.ACTIVATIONS, words, more)
 
 

@@ -26,7 +26,7 @@ def show_advice(console: PlainConsole, made: Report) -> None:
             console.print(f"    [b]{escape(step.command)}[/b]", soft_wrap=True)
     if any(case.measured for case in made.cases):  # the table has the mitigations
         return
-    console.say("Mitigations, measured on another model (docs/audit.md):", lead="  ")
+    console.say("Mitigations, measured on another model (spear docs audit):", lead="  ")
     for case in told.mitigations[:_MITIGATIONS]:
         if case.measured:
             words = (

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import spear
-from spear.cli import audit, bench, check, data, demo, invert, rows, theory
+from spear.cli import audit, bench, check, data, demo, docs, invert, rows, theory
 from spear.cli.completion import as_typed
 from spear.cli.console import PlainConsole, complain, give_up_stdout
 from spear.cli.reproduce import reproduce
@@ -99,7 +99,10 @@ def main(
 
 _UNFORESEEN = 70  # as sysexits.h has it: internal software error
 _COMMANDS: dict[str, dict[Callable[..., None], str]] = {
-    "Start here": {demo.demo: "Example: spear demo --samples 16 --width 200 --seed 7"},
+    "Start here": {
+        demo.demo: "Example: spear demo --samples 16 --width 200 --seed 7",
+        docs.docs: "Example: spear docs start",
+    },
     "Audit": {
         check.check: check.EPILOG,
         invert.invert: invert.EPILOG,

@@ -98,7 +98,7 @@ PUBLISHED = (
     Case("C = 1", Outcome.EXACT, "", Measured(5, 5, cost=6.8, spread=5.0)),
 )
 _SOURCE = (
-    "Not of this model: measured by the built-in sweep (docs/audit.md: width 200, photos, 8 samples "
+    "Not of this model: measured by the built-in sweep (spear docs audit: width 200, photos, 8 samples "
     "per client, 5 batches at each setting). Only noise, with its ε, comes with a guarantee. spear "
     "audit measures your own."
 )

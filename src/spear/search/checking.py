@@ -25,7 +25,7 @@ from spear.search.watch import Watch
 from spear.tolerances import UNDECIDED
 
 _UNIT = 1e-6  # a vector's length may differ from one by this much: single precision, divided once
-_EXPECTED = "expected Directions(side, vectors, zeros, redundancy), see docs/extending.md"
+_EXPECTED = "expected Directions(side, vectors, zeros, redundancy), see: spear docs extending"
 
 
 def made_finder(found: Any, name: str) -> Finder:
