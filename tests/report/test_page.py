@@ -1,6 +1,7 @@
 """The report's page, and what a notebook shows, in a real browser: as read, pressed and printed."""
 
 import dataclasses
+import io
 import itertools
 import re
 import shutil
@@ -8,6 +9,7 @@ import shutil
 import pytest
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (dev extra)")
+Image = pytest.importorskip("PIL.Image", reason="needs the cli extra")
 pytest.importorskip("skimage", reason="needs the cli extra")
 pytest.importorskip("matplotlib", reason="needs the plots extra")
 
@@ -283,6 +285,38 @@ def test_drawings_are_images_and_are_enlarged(opened):
     page.locator(".drawing .zoom").first.press("Enter")
     assert page.inner_text("#lightbox-name") == "The leakage frontier"
     assert page.locator("#lightbox img").evaluate("i => i.clientWidth") > 600
+
+
+def brightness(page, selector):
+    """The darkest and the lightest grey that a reader sees within the element."""
+    shot = Image.open(io.BytesIO(page.locator(selector).first.screenshot()))
+    return shot.convert("L").getextrema()
+
+
+def test_plots_follow_the_colour_scheme_and_plain_drawings_stay_on_white(opened):
+    report = KINDS["audit"]
+    page = opened(report)
+    assert brightness(page, ".drawing img") == (0, 255)
+    page.emulate_media(color_scheme="dark")
+    dark, light = brightness(page, ".drawing img")
+    assert 20 < dark < 40  # the card, and nothing black on it
+    assert 200 < light < 245
+    page.emulate_media(media="print", color_scheme="dark")
+    assert brightness(page, ".drawing img") == (0, 255)
+    plain = dataclasses.replace(report, drawings=(Drawing("Mine", SVG, ""),))
+    page = opened(plain)
+    page.emulate_media(color_scheme="dark")
+    assert brightness(page, ".drawing img") == (0, 255)
+
+
+@pytest.mark.parametrize("width", [400, 800, 1280])
+def test_the_letters_of_a_plot_are_large_enough_to_read(opened, width):
+    drawing = KINDS["audit"].drawings[0]
+    page = opened(dataclasses.replace(KINDS["audit"], drawings=(drawing,) * 3), width)
+    points = min(100 * float(scale) for scale in re.findall(r"scale\((0\.\d+) -", drawing.svg))
+    drawn = float(re.search(r'viewBox="0 0 ([\d.]+)', drawing.svg)[1])
+    shown = page.locator(".drawing img").first.evaluate("i => i.clientWidth")
+    assert points * shown / drawn >= 11
 
 
 def test_everything_is_open_in_print(opened):
