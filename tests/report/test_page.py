@@ -1,6 +1,7 @@
 """The report's page, and what a notebook shows, in a real browser: as read, pressed and printed."""
 
 import dataclasses
+import io
 import itertools
 import re
 import shutil
@@ -8,6 +9,7 @@ import shutil
 import pytest
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (dev extra)")
+Image = pytest.importorskip("PIL.Image", reason="needs the cli extra")
 pytest.importorskip("skimage", reason="needs the cli extra")
 pytest.importorskip("matplotlib", reason="needs the plots extra")
 
@@ -285,6 +287,38 @@ def test_drawings_are_images_and_are_enlarged(opened):
     assert page.locator("#lightbox img").evaluate("i => i.clientWidth") > 600
 
 
+def brightness(page, selector):
+    """The darkest and the lightest grey that a reader sees within the element."""
+    shot = Image.open(io.BytesIO(page.locator(selector).first.screenshot()))
+    return shot.convert("L").getextrema()
+
+
+def test_plots_follow_the_colour_scheme_and_plain_drawings_stay_on_white(opened):
+    report = KINDS["audit"]
+    page = opened(report)
+    assert brightness(page, ".drawing img") == (0, 255)
+    page.emulate_media(color_scheme="dark")
+    dark, light = brightness(page, ".drawing img")
+    assert 20 < dark < 40  # the card, and nothing black on it
+    assert 200 < light < 245
+    page.emulate_media(media="print", color_scheme="dark")
+    assert brightness(page, ".drawing img") == (0, 255)
+    plain = dataclasses.replace(report, drawings=(Drawing("Mine", SVG, ""),))
+    page = opened(plain)
+    page.emulate_media(color_scheme="dark")
+    assert brightness(page, ".drawing img") == (0, 255)
+
+
+@pytest.mark.parametrize("width", [400, 800, 1280])
+def test_the_letters_of_a_plot_are_large_enough_to_read(opened, width):
+    drawing = KINDS["audit"].drawings[0]
+    page = opened(dataclasses.replace(KINDS["audit"], drawings=(drawing,) * 3), width)
+    points = min(100 * float(scale) for scale in re.findall(r"scale\((0\.\d+) -", drawing.svg))
+    drawn = float(re.search(r'viewBox="0 0 ([\d.]+)', drawing.svg)[1])
+    shown = page.locator(".drawing img").first.evaluate("i => i.clientWidth")
+    assert points * shown / drawn >= 11
+
+
 def test_everything_is_open_in_print(opened):
     page = opened(KINDS["flower"], width=700)
     assert page.locator("details[open]").count() == 0
@@ -421,17 +455,68 @@ def test_no_script_but_ours_runs(browser, tmp_path):
     page.close()
 
 
-@pytest.mark.parametrize("kind", ["exact", "flower", "audit"])
-def test_narrow_tables_are_cards_and_nothing_scrolls_sideways(opened, kind):
-    page = opened(KINDS[kind], width=400)
+SCROLLED = """[...document.querySelectorAll('.scroll')].filter(e => e.querySelector('.sortable'))
+  .filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.getAttribute('aria-label'))"""
+
+
+def as_wide_as_a_sweep():
+    """The columns and the longest cells of the pages of `spear audit`."""
+    leakage = {
+        "setting": ("FedAvg, 5 epochs, lr 0.05", "C = 1, z = 0.0003"),
+        "verdict": ("whole batches exact", "nothing recovered"),
+        "leaks, %": (100, 0),
+        "95 % interval": ("16–100", "0–84"),
+        "exact, %": (100, 0),
+        "best, dB": (171.7, None),
+        "accuracy, %": (33.1, 26.1),
+        "cost, points": ("-0.1 ± 1.4", None),
+    }
+    settings = {
+        "setting": ("12 clients aggregated",),
+        "batch": (8,),
+        "protocol": ("FedAvg, 5 epochs, lr 0.05",),
+        "C": (1,),
+        "σ": (0.000125,),
+        "z": (0.0003,),
+        "ε": (5.572e6,),
+        "precision": ("bfloat16",),
+        "pruned": (0.5,),
+        "clients": (12,),
+    }
+    tables = [
+        Table(title, tuple(columns), tuple(zip(*columns.values(), strict=True)))
+        for title, columns in (("Leakage", leakage), ("Settings", settings))
+    ]
+    return dataclasses.replace(KINDS["flower"], tables=tuple(tables))
+
+
+WIDE = {kind: KINDS[kind] for kind in ("exact", "flower", "audit")} | {
+    "sweep": as_wide_as_a_sweep()
+}
+
+
+@pytest.mark.parametrize("width", [1280, 800, 400])
+@pytest.mark.parametrize("report", WIDE.values(), ids=WIDE)
+def test_tables_stay_tables_down_to_800_and_nothing_scrolls_sideways(opened, report, width):
+    page = opened(report, width)
     page.evaluate(OPEN_ALL)
-    wide = """[...document.querySelectorAll('.scroll')].filter(e => e.querySelector('.sortable'))
-      .filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.getAttribute('aria-label'))"""
-    assert page.evaluate(wide) == []
-    assert page.evaluate(WIDTH) == 400
+    assert page.evaluate(SCROLLED) == []
+    assert page.evaluate(WIDTH) == width
     row = page.locator("#advice .sortable tbody tr").first
-    named = row.locator("td").nth(3).evaluate("cell => getComputedStyle(cell, '::before').content")
-    assert named == '"cost in training"'
+    shown = "table-row" if width > 400 else "grid"
+    assert row.evaluate("row => getComputedStyle(row).display") == shown
+
+
+def test_cards_name_their_values_and_are_still_read_as_a_table(opened):
+    page = opened(as_wide_as_a_sweep(), 400)
+    row = page.locator("#tables .sortable tbody tr").first
+    cells = row.get_by_role("cell").all()
+    named = [cell.evaluate("c => getComputedStyle(c, '::before').content") for cell in cells]
+    assert named[:2] == ['"verdict"', '"leaks, %"']
+    assert row.get_by_role("rowheader").inner_text() == "FedAvg, 5 epochs, lr 0.05"
+    assert page.locator("#tables").get_by_role("columnheader").count() == 18
+    gap = page.locator("#tables td[data-none]").first
+    assert gap.evaluate("cell => getComputedStyle(cell).display") == "none"
 
 
 def test_the_verdict_leads_to_what_to_do_now(opened):

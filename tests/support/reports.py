@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 
 import torch
 from torch import nn
@@ -149,11 +148,11 @@ def audit():
     )
     columns = ("batch size", "noise σ", "exact share", "accuracy", "slow")
     title = "Where leakage starts and stops"
-    with plots.style():
-        figure, text = plots.figure(6, 3.4), io.StringIO()
-        figure.subplots().plot(sizes, [1 - b / 64 for b in sizes], "o-")
-        figure.savefig(text, format="svg")
-    drawing = Drawing("The leakage frontier", text.getvalue(), "Batches that came back whole.")
+    with plots.style(page=True):
+        figure = plots.figure(plots.PAGE_WIDTH)
+        figure.subplots().plot(sizes, [1 - b / 64 for b in sizes], "o-", color=plots.BLUE)
+        svg = plots.for_page(figure, "frontier")
+    drawing = Drawing("The leakage frontier", svg, "Batches that came back whole.")
     return Report.new(
         "audit",
         title,

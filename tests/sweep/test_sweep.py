@@ -1,6 +1,7 @@
 """spear audit: settings, what clients send, and where leakage starts and stops."""
 
 import math
+import re
 import warnings
 from dataclasses import replace
 
@@ -242,7 +243,10 @@ def test_a_sweep_from_leak_to_no_leak(tmp_path):
         "Accuracy by batch size",
     ]
     assert len(made.drawings) == 12  # for each of four axes
-    assert all(d.svg.startswith("<svg") for d in made.drawings)
+    for drawing in made.drawings:
+        assert drawing.svg.startswith("<svg")
+        assert min(map(float, re.findall(r"scale\((0\.\d+) -", drawing.svg))) >= 0.085  # 8.5 points
+        assert "<!-- z = 1 -->" in drawing.svg or "noise" not in drawing.title
     assert made.findings[0].outcome is spear.Outcome.EXACT
     assert made.outcome is spear.Outcome.EXACT
 

@@ -81,6 +81,8 @@ class Measured:
 
     >>> Measured(0, 5, cost=8.9, spread=1.1).price
     '8.9 ± 1.1 points of accuracy'
+    >>> Measured(0, 5, cost=-2.8e-15, spread=1.2).price
+    '0 ± 1.2 points of accuracy'
     """
 
     leaked: int
@@ -117,8 +119,9 @@ class Measured:
         if self.cost is None:
             return "–"
         spread = f" ± {self.spread:.2g}" if self.spread else ""
-        within = " (within the spread over runs)" if abs(self.cost) <= (self.spread or 0.0) else ""
-        return f"{self.cost + 0.0:.2g}{spread} {self.unit}{within if self.cost else ''}"
+        cost = round(self.cost, 9) + 0.0  # a mean that is off by rounding is nothing
+        within = " (within the spread over runs)" if abs(cost) <= (self.spread or 0.0) else ""
+        return f"{cost:.2g}{spread} {self.unit}{within if cost else ''}"
 
 
 @dataclass(frozen=True)

@@ -135,10 +135,7 @@ def along(axis: Axis, found: Iterable[Leakage]) -> list[tuple[Any, Leakage]]:
 def named(axis: Axis, value: Any, leakage: Leakage) -> str:
     """A value of an axis in few words."""
     if axis.name == "noise":
-        noise = leakage.noise
-        if not noise.sigma:
-            return "none"
-        return f"z = {noise.multiplier:.3g}" if noise.multiplier else f"σ = {noise.sigma:.3g}"
+        return _noise(leakage)
     if axis.name == "epochs" and not value:
         return "FedSGD"
     if axis.name == "pruned":
@@ -146,6 +143,16 @@ def named(axis: Axis, value: Any, leakage: Leakage) -> str:
     if value is None:
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _noise(leakage: Leakage) -> str:
+    """The noise in the unit that it was set in, or z if that is known."""
+    noise, epsilon = leakage.noise, leakage.setting.epsilon
+    if not noise.sigma:
+        return "none"
+    if epsilon is not None:
+        return f"ε = {epsilon:g}"
+    return f"z = {noise.multiplier:.3g}" if noise.multiplier else f"σ = {noise.sigma:.3g}"
 
 
 def trend(axis: Axis, found: Sequence[Leakage]) -> str:

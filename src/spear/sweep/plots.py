@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +18,7 @@ from spear.update import NOISE_UNITS
 
 Points = Sequence[tuple[Any, Leakage]]  # an axis' values and what was found there
 _SHOWN_DB = 120.0  # beyond that, only rounding differs
-_WIDTH = 3.4  # inches: at 400 px, and three abreast at 1280 px, letters keep their size
+_ONE_LINE = 28  # letters; more names stand aslant
 _OFFSET = 0.012  # share of the axis
 
 
@@ -44,31 +42,30 @@ def _axis(sweep: Sweep, axis: Axis, found: Sequence[Leakage]) -> Iterator[Drawin
     pictures, classes = data.image_format is not None, data.classes is not None
 
     def drawn(title: str, caption: str, draw: Callable[[Any], None]) -> Drawing:
-        with plots.style():
-            figure = plots.figure(_WIDTH, 2.9 if axis.name == "noise" else 2.5)
+        with plots.style(page=True):
+            figure = plots.figure(plots.PAGE_WIDTH, 2.5)
             panel = figure.subplots()
             draw(panel)
             _ticks(panel, axis, x, points)
-            return Drawing(
-                f"{title} by {axis.title}", _svg(figure, f"{axis.name} {title}"), caption
-            )
+            svg = plots.for_page(figure, f"{axis.name} {title}")
+            return Drawing(f"{title} by {axis.title}", svg, caption)
 
     yield drawn(
         "Leakage",
-        "Share of batches from which anything came back, and of those that came back whole, with 95 % "
-        "intervals.",
+        "Leaks: anything of a batch came back; exact: all of it. With 95 % intervals.",
         lambda panel: _leakage(panel, x, points, joined=joined),
     )
     yield drawn(
         "Best recovery",
-        "The best sample of a batch, median over batches; a cross where none came back."
-        + (f" Shown up to {_SHOWN_DB:.0f} dB." if pictures else ""),
+        "PSNR of a batch's best sample, median over batches"
+        + (f", shown up to {_SHOWN_DB:.0f} dB" if pictures else "")
+        + "; a cross where none came back.",
         lambda panel: _quality(panel, x, points, pictures=pictures),
     )
     if any(leakage.utility for _, leakage in points):
         yield drawn(
             "Accuracy" if classes else "Loss",
-            "Training under the same setting, ± over runs.",
+            "Held out, after training under the same setting, ± over runs.",
             lambda panel: _utility(panel, x, points, classes=classes),
         )
 
@@ -83,33 +80,21 @@ def _positions(axis: Axis, points: Points) -> list[float]:
 
 
 def _ticks(panel: Any, axis: Axis, x: Sequence[float], points: Points) -> None:
+    """The values in the words of the tables."""
     names = [named(axis, value, leakage) for value, leakage in points]
+    if sum(map(len, names)) > _ONE_LINE:
+        panel.set_xticks(x, names, rotation=40, ha="right", rotation_mode="anchor")
+    else:
+        panel.set_xticks(x, names)
+    panel.set_xlabel(axis.title)
     if axis.name != "noise":
-        panel.set_xticks(x, names, rotation=30 if max(map(len, names), default=0) > 6 else 0)
-        panel.set_xlabel(axis.title)
         panel.set_xlim(-0.4, len(x) - 0.6)
-        return
-    panel.set_xticks(x, [f"{a.noise.sigma:.1e}" if a.noise.sigma else "0" for _, a in points])
-    panel.tick_params(axis="x", rotation=45)
-    panel.set_xlabel("noise σ per entry of the update")
-    if any(a.noise.multiplier for _, a in points):
-        above = panel.secondary_xaxis("top")
-        above.set_xticks(x, [_private(a) for _, a in points], fontsize=7)
-        above.set_xlabel("multiplier z, ε below it", fontsize=7)
-
-
-def _private(leakage: Leakage) -> str:
-    z, epsilon = leakage.noise.multiplier, leakage.noise.epsilon
-    if not z:
-        return "0\n∞"
-    shown = "?" if epsilon is None else f"{epsilon:.2g}" if epsilon < 100 else f"{epsilon:.0e}"
-    return f"{z:.2g}\n{shown.replace('e+0', 'e')}"
 
 
 def _leakage(panel: Any, x: Sequence[float], points: Points, *, joined: bool) -> None:
     styles = (
-        ("anything leaked", plots.ORANGE, "o", "-", [a.leaked for _, a in points]),
-        ("whole batch exact", plots.BLUE, "s", "--", [a.exact for _, a in points]),
+        ("leaks", plots.ORANGE, "o", "-", [a.leaked for _, a in points]),
+        ("exact", plots.BLUE, "s", "--", [a.exact for _, a in points]),
     )
     apart = _OFFSET * (max(x) - min(x) or 1.0)  # so that the intervals do not hide each other
     for side, (label, colour, marker, line, rates) in zip((-apart, apart), styles, strict=True):
@@ -146,11 +131,11 @@ def _quality(panel: Any, x: Sequence[float], points: Points, *, pictures: bool) 
     ):
         panel.axhline(level, color=plots.GREY, lw=0.8, ls=":")
         panel.text(
-            0.99, level, words, color=plots.GREY, fontsize=7, ha="right", va="bottom",
+            0.99, level, words, color=plots.PAGE_GREY, ha="right", va="bottom",
             transform=panel.get_yaxis_transform(),
         )  # fmt: skip
     panel.set_ylim(0, _SHOWN_DB + 5)
-    panel.set_ylabel("best sample, dB PSNR")
+    panel.set_ylabel("best, dB")
 
 
 def _utility(panel: Any, x: Sequence[float], points: Points, *, classes: bool) -> None:
@@ -172,7 +157,7 @@ def _utility(panel: Any, x: Sequence[float], points: Points, *, classes: bool) -
     ]
     panel.plot(where, plain, color=plots.GREY, ls=":", marker=".", label="without defence")
     panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
-    panel.set_ylabel("held-out accuracy, %" if classes else "held-out loss")
+    panel.set_ylabel("accuracy, %" if classes else "held-out loss")
     panel.figure.legend(loc="outside lower center", ncols=2)
 
 
@@ -182,7 +167,7 @@ def _map(sweep: Sweep, found: Sequence[Leakage]) -> Drawing:
     by_setting = {leakage.setting: leakage for leakage in found}
     rows = along(down, found)
     columns = along(across, found)
-    with plots.style():
+    with plots.style(page=True):
         drawn = plots.figure(1.6 + 0.75 * len(columns), 1.3 + 0.42 * len(rows))
         panel: Any = drawn.subplots()
         shares = [[float("nan")] * len(columns) for _ in rows]
@@ -193,16 +178,16 @@ def _map(sweep: Sweep, found: Sequence[Leakage]) -> Drawing:
                     continue
                 shares[i][j] = 100 * (leakage.leaked.share or 0.0)
                 words = f"{leakage.exact.count} / {leakage.leaked.count}"
-                ink = "white" if shares[i][j] < 55 else "black"
-                panel.text(j, i, words, ha="center", va="center", fontsize=7, color=ink)
+                ink = "white" if shares[i][j] < 55 else "#111111"
+                panel.text(j, i, words, ha="center", va="center", color=ink)
         image = panel.imshow(shares, cmap="cividis", vmin=0, vmax=100, aspect="auto")
         panel.set_xticks(range(len(columns)), [named(across, v, a) for v, a in columns])
         panel.set_yticks(range(len(rows)), [named(down, v, a) for v, a in rows])
         panel.set_xlabel(AXES[across.name])
         panel.set_ylabel(AXES[down.name])
         panel.grid(visible=False)
-        drawn.colorbar(image, ax=panel, label="batches leaking, %")
-        svg = _svg(drawn, "map")
+        drawn.colorbar(image, ax=panel, label="leaks, %")
+        svg = plots.for_page(drawn, "map")
     caption = f"In each field: batches exact / batches leaking, of {sweep.repeats}."
     return Drawing(f"Leakage by {down.title} and {across.title}", svg, caption)
 
@@ -212,14 +197,3 @@ def _both(one: Leakage, two: Leakage, across: Axis) -> Setting:
     names = {"noise": (*NOISE_UNITS, "clip"), "epochs": ("sends", "epochs", "lr")}
     fields = names.get(across.name, (across.name,))
     return dataclasses.replace(one.setting, **{f: getattr(two.setting, f) for f in fields})
-
-
-def _svg(drawn: Any, title: str) -> str:
-    """The figure as an SVG element with its own white background."""
-    import matplotlib as mpl
-
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": title}):  # ids of its own: several share a page
-        drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    return re.sub(r"^.*?(?=<svg)", "", text, flags=re.DOTALL)
