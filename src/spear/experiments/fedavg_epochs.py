@@ -27,8 +27,8 @@ B = 20
 _COLUMNS = "η, E, b mini, PSNR paper, PSNR ours, Acc paper, Acc ours, Proved ours, Time ours (CPU)"
 _NOTE = (
     "A batch counts as accurate where every sample is right, whatever the verdict. Proved is the "
-    "verdict EXACT: the server recomputes the client's local steps for it, and the more there are, the "
-    "less it proves that two runs of them agree. Lines with momentum were run on a busy machine."
+    "verdict EXACT: for it the server recomputes the client's local steps, whose rounding grows with "
+    "their number."
 )
 
 

@@ -27,7 +27,7 @@ NOTES = (
     "0.001 standard deviations. Means leave out rows of the table that did not come back; a batch "
     "that lacks one is not exact.",
     "Dependent rows: batches whose rows are linearly dependent. They cannot come back whole, however "
-    "wide the layer. Those of b = 24 and 32 were run on a busy machine: their times are high.",
+    "wide the layer.",
     "Tableak is not run here: no code of ours. The paper does not say how many batches its figures "
     "are of.",
 )
