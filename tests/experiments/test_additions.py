@@ -144,6 +144,23 @@ def test_a_table_that_is_none_is_said_in_one_sentence(folder, change, words):
     assert "Traceback" not in done.stderr
 
 
+def test_a_run_without_a_success_says_so_and_ends_with_one(folder, data_root):
+    command = ["reproduce", "my_table.py", "--batches", "1", "--workers", "1"]
+    done = run(*command, "--finder", "my_finder.py:Broken", cwd=folder)
+    assert done.returncode == 1
+    (told,) = [line for line in done.stderr.splitlines() if "succeeded" in line]
+    assert told.startswith(
+        "spear: no trial of 2 succeeded; 1 × InvalidExtension: the finder Broken"
+    )
+    again = run(*command, "--finder", "my_finder.py:Broken", "--quiet", cwd=folder)
+    assert (again.returncode, again.stdout, again.stderr) == (1, "", f"{told}\n")
+    assert run(*command, "--only-draw", cwd=folder).returncode == 0  # it ran nothing
+    late = ["bench", "mnist:20x60", "--batches", "1", "--workers", "1", "--data", data_root]
+    done = in_this_process(*late, "--max-seconds", "0.001", cwd=folder)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "spear: no trial of 1 succeeded; 1 × out of time"
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
