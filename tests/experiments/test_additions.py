@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -26,6 +27,8 @@ from spear.trials import InlineEngine, RowFile
 from support.command_line import in_a_process, in_this_process
 from support.planted import plant
 from support.user_files import write_files, write_package
+
+COMMITTED = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture
@@ -200,6 +203,19 @@ def test_reproduce_puts_a_finder_in_the_place_of_ours(folder):
     assert {row.settings["finder"] for row in theirs} == {"my_finder.py:Mine"}
     assert (folder / "drawn" / "my_table.md").read_text().count("EXACT") == 2
     assert (folder / "drawn" / "my_finder.py-Mine" / "my_table.md").read_text().count("EXACT") == 2
+
+
+def test_a_table_names_the_finder_in_the_place_of_ours(folder):
+    with contextlib.chdir(folder), mock.patch.object(sys, "path", [*sys.path]):
+        theirs = Addition.finder("my_finder.py:Mine")
+    (folder / "main.jsonl").write_text((COMMITTED / "main.jsonl").read_text())
+    page = pages.write("main", folder, folder / "drawn", theirs).markdown()
+    assert page.startswith("## Table 3: Main results")
+    assert page.splitlines()[0].endswith(", with the finder my_finder.py:Mine")
+    named = [line.split("|")[2].strip() for line in page.splitlines() if line.startswith("| ")][2:]
+    assert named == ["my_finder.py:Mine"] * 5 + ["sampling"] * 3
+    ours = pages.write("main", folder, folder / "drawn").markdown()
+    assert ours.count("| cascade |") == 5
 
 
 def test_changed_code_starts_new_rows_wherever_it_is(folder):
