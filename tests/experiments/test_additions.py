@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -26,6 +27,8 @@ from spear.trials import InlineEngine, RowFile
 from support.command_line import in_a_process, in_this_process
 from support.planted import plant
 from support.user_files import write_files, write_package
+
+COMMITTED = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture
@@ -144,6 +147,23 @@ def test_a_table_that_is_none_is_said_in_one_sentence(folder, change, words):
     assert "Traceback" not in done.stderr
 
 
+def test_a_run_without_a_success_says_so_and_ends_with_one(folder, data_root):
+    command = ["reproduce", "my_table.py", "--batches", "1", "--workers", "1"]
+    done = run(*command, "--finder", "my_finder.py:Broken", cwd=folder)
+    assert done.returncode == 1
+    (told,) = [line for line in done.stderr.splitlines() if "succeeded" in line]
+    assert told.startswith(
+        "spear: no trial of 2 succeeded; 1 × InvalidExtension: the finder Broken"
+    )
+    again = run(*command, "--finder", "my_finder.py:Broken", "--quiet", cwd=folder)
+    assert (again.returncode, again.stdout, again.stderr) == (1, "", f"{told}\n")
+    assert run(*command, "--only-draw", cwd=folder).returncode == 0  # it ran nothing
+    late = ["bench", "mnist:20x60", "--batches", "1", "--workers", "1", "--data", data_root]
+    done = in_this_process(*late, "--max-seconds", "0.001", cwd=folder)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "spear: no trial of 1 succeeded; 1 × out of time"
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -183,6 +203,19 @@ def test_reproduce_puts_a_finder_in_the_place_of_ours(folder):
     assert {row.settings["finder"] for row in theirs} == {"my_finder.py:Mine"}
     assert (folder / "drawn" / "my_table.md").read_text().count("EXACT") == 2
     assert (folder / "drawn" / "my_finder.py-Mine" / "my_table.md").read_text().count("EXACT") == 2
+
+
+def test_a_table_names_the_finder_in_the_place_of_ours(folder):
+    with contextlib.chdir(folder), mock.patch.object(sys, "path", [*sys.path]):
+        theirs = Addition.finder("my_finder.py:Mine")
+    (folder / "main.jsonl").write_text((COMMITTED / "main.jsonl").read_text())
+    page = pages.write("main", folder, folder / "drawn", theirs).markdown()
+    assert page.startswith("## Table 3: Main results")
+    assert page.splitlines()[0].endswith(", with the finder my_finder.py:Mine")
+    named = [line.split("|")[2].strip() for line in page.splitlines() if line.startswith("| ")][2:]
+    assert named == ["my_finder.py:Mine"] * 5 + ["sampling"] * 3
+    ours = pages.write("main", folder, folder / "drawn").markdown()
+    assert ours.count("| cascade |") == 5
 
 
 def test_changed_code_starts_new_rows_wherever_it_is(folder):

@@ -10,7 +10,7 @@ import typer
 from spear.cli import completion
 from spear.cli.console import MOST_TRIALS, PlainConsole
 from spear.cli.progress import Activity
-from spear.cli.reproduce import Again, Data, OnlyDraw, Seed, Workers, run_part, stoppable
+from spear.cli.reproduce import Again, Data, OnlyDraw, Seed, Workers, end, run_part, stoppable
 from spear.cli.tables import show_table
 from spear.errors import InvalidOption
 
@@ -70,6 +70,7 @@ def bench(
     cells = [frontier.cell(text, "cascade", max_seconds) for text in settings or frontier.BAR]
     sampling = [{**cell, "finder": "sampling"} for cell in cells]
     beside = [frontier.beside(cell, addition) for addition in additions for cell in cells]
+    parts = []
     if not only_draw:
         trials = [
             *wanted.each([*cells, *beside], "frontier"),
@@ -77,9 +78,9 @@ def bench(
         ]
         once = list({trial.key: trial for trial in trials}.values())
         activity.tell("looking at the datasets")
-        part = reproduce.runnable(once, file, data, again)
+        parts = [reproduce.runnable(once, file, data, again)]
         with stoppable(out):
-            run_part(part, reproduce.work(data, additions), LocalEngine(workers), activity)
+            run_part(parts[0], reproduce.work(data, additions), LocalEngine(workers), activity)
     rows = list(file.rows().values())
     activity.pause()
     tables = [frontier.frontier_table(rows), frontier.stages_table(rows)]
@@ -92,3 +93,4 @@ def bench(
 
         with plots.style():
             plots.save(frontier.figure(rows), plot)
+    end(parts)

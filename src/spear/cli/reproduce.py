@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from spear.cli import completion
-from spear.cli.console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole
+from spear.cli.console import LARGEST_SEED, MOST_TRIALS, MOST_WORKERS, PlainConsole, complain
 from spear.cli.progress import Activity, duration, watched
 from spear.cli.tables import show_drawn
 from spear.errors import InvalidOption, SpearError
@@ -115,16 +116,20 @@ def reproduce(
     chosen_finder = None if finder in (None, additions.OURS) else additions.Addition.finder(finder)
     own = () if chosen_finder is None else (chosen_finder,)
     options = flow.Options(results, data, batches, seed, again, chosen_finder, Only.of(only or ()))
+    parts: list[Part] = []
     if not only_draw:
         flow.check_only(order, options)
         chosen = _engine(engine, address, workers, max_seconds)
         with stoppable(results):
             for name in order:  # one after the other: some are planned by the rows of others
                 activity.tell(f"planning {name}, looking at its data")
-                run_part(flow.plan(name, options), flow.work(data, own), chosen, activity)
+                parts.append(flow.plan(name, options))
+                run_part(parts[-1], flow.work(data, own), chosen, activity)
     if page is not None:
         activity.tell("drawing the page")
         pages.page(wanted, results, page)
+        activity.pause()
+        end(parts)
         return
     folder = pages.folder_of(results / "drawn", chosen_finder)
     for name in wanted:
@@ -135,6 +140,8 @@ def reproduce(
             show_drawn(console, drawn, folder)
     if not quiet:
         console.print(escape(f"\nrows: {results}\ntables, plots and pictures: {folder}"))
+    activity.pause()
+    end(parts)
 
 
 def _engine(
@@ -215,6 +222,15 @@ def stoppable(where: Path) -> Iterator[None]:
         words = f"stopped; what was done is in {where}: the same command goes on from there"
         console.say(escape(words))
         raise typer.Exit(130) from None
+
+
+def end(parts: Sequence[Part]) -> None:
+    """Exit with 1 if every trial failed or ran out of time."""
+    rows = [row for part in parts for row in part.rows]
+    if rows and all(row.cut_short for row in rows):
+        error, count = Counter(row.error or "out of time" for row in rows).most_common(1)[0]
+        complain(SpearError(f"no trial of {len(rows):,} succeeded; {count:,} × {error}"))
+        raise typer.Exit(1)
 
 
 def run_part(part: Part, work: Work, engine: Engine, activity: Activity) -> None:

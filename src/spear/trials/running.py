@@ -34,6 +34,12 @@ class Part:
         return self.file.path.stem
 
     @property
+    def rows(self) -> list[Row]:
+        """Of the trials that are done, in this run or before."""
+        rows = self.file.rows()
+        return [rows[trial.key] for trial in self.trials if trial.key in rows]
+
+    @property
     def open(self) -> list[Trial]:
         """The trials that are still to be run."""
         rows = self.file.rows()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from spear.errors import DataError, InvalidExtension
 from spear.experiments.common import catalogue
-from spear.experiments.common.additions import Addition
+from spear.experiments.common.additions import OURS, Addition
 from spear.experiments.common.drawing import Picture, Plot, Section, latex, markdown
 from spear.experiments.common.experiment import Experiment
 from spear.experiments.common.reproduce import rows_for
 from spear.files import make_private, write_private
-from spear.report import plots
+from spear.report import Table, plots
 from spear.trials import Row, RowFile
 
 _INTRO = """# Results
@@ -118,10 +118,18 @@ def page_text(names: Sequence[str], results: Path, images: Path) -> str:
 def _drawn(name: str, results: Path, finder: Addition | None = None) -> Drawn:
     experiment, rows = catalogue.load(name), rows_for(name, results, finder)
     origin = _origin(name, experiment, [row for part in rows.values() for row in part])
+    section, title = _section(name, experiment, rows), experiment.title
     if finder is not None:
         origin = f"With the finder {' '.join(finder.settings.values())}.\n\n{origin}"
-    section = _section(name, experiment, rows)
-    return Drawn(name, experiment.place, experiment.title, section, origin)
+        title = f"{title}, with the finder {finder.name}"
+        section = replace(section, tables=[_named(one, finder.name) for one in section.tables])
+    return Drawn(name, experiment.place, title, section, origin)
+
+
+def _named(table: Table, finder: str) -> Table:
+    """A table of a finder in place of ours, with its name."""
+    rows = tuple(tuple(finder if cell == OURS else cell for cell in row) for row in table.rows)
+    return replace(table, columns=tuple(c.replace(OURS, finder) for c in table.columns), rows=rows)
 
 
 def _section(name: str, experiment: Experiment, rows: Mapping[str, Sequence[Row]]) -> Section:
