@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spear.denoising import denoise
     from spear.errors import (
         InvalidFile,
         InvalidOption,
@@ -43,6 +44,7 @@ __all__ = [
     "SamplingFinder",
     "SpearError",
     "combine",
+    "denoise",
     "invert",
     "load",
     "observe",
@@ -56,6 +58,7 @@ _HOMES = {
     **dict.fromkeys(("LayerUpdate", "Protocol", "observe"), "update"),
     **dict.fromkeys(("CascadeFinder", "Progress", "SamplingFinder", "workers"), "search"),
     "combine": "factors",
+    "denoise": "denoising",
     **dict.fromkeys(("Cause", "Proof"), "judge"),
     **dict.fromkeys(("Report", "load"), "report"),
 }

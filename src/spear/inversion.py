@@ -115,6 +115,9 @@ class Inversion:
     """Rounds of the same data that were used; those left out are named in `details`."""
     protocol: Protocol = UNKNOWN_PROTOCOL
     """How the update came to be, as it was told."""
+    noise: Tensor | None = field(default=None, repr=False)
+    """(k,) what the noise of the update left in each entry of an input, evenly: a standard deviation,
+    for `denoise`. The rest of `predicted_error` is shares of other samples, and the scale."""
 
     @property
     def explanation(self) -> str:
@@ -367,12 +370,14 @@ def _judged(
         reached = reached.with_details(*notes)
         if inputs is None or not reached.returned:
             return _without_samples(view, factors, reached, watch)
-        return _result(view, factors, reached, inputs, watch, view.mistake, best.match)
+        noise = factors.input_noise(best.C)
+        return _result(view, factors, reached, inputs, watch, view.mistake, noise, best.match)
     reached = verdict.of_samples(factors, best, certificate, inputs, ended)
     reached = reached.with_details(*notes, *verdict.remarks_on(factors, certificate))
     if not reached.returned:
         return _without_samples(view, factors, reached, watch, mistake)
-    return _result(view, factors, reached, inputs, watch, mistake, best.match, certificate)
+    noise = factors.input_noise(best.C)
+    return _result(view, factors, reached, inputs, watch, mistake, noise, best.match, certificate)
 
 
 def _tell_of_judging(watch: Watch, b: int, words: str) -> None:
@@ -438,18 +443,19 @@ def _read_from_patterns(
 ) -> Inversion:
     """Fewer than b directions: what the patterns of those found give."""
     view = factors.view
-    inputs = _no_inputs(view)
+    inputs, noise = _no_inputs(view), None
     try:
         with watch.stage("reconstruct"):
             if pool is not None:
-                inputs = factors.reconstruct(approximate_inputs(factors, pool, watch))
+                C = approximate_inputs(factors, pool, watch)
+                inputs, noise = factors.reconstruct(C), factors.input_noise(C)
     except _Stopped as stopped:
         ended = dataclasses.replace(ended, end=_end(stopped, watch))
     if not len(inputs):
         reached = verdict.of_no_samples(factors, ended)
         return _without_samples(view, factors, reached, watch)
     reached = verdict.of_some_samples(factors, len(inputs), ended)
-    return _result(view, factors, reached, inputs, watch, view.mistake)
+    return _result(view, factors, reached, inputs, watch, view.mistake, noise)
 
 
 def _no_inputs(view: LayerUpdate) -> Tensor:
@@ -475,6 +481,7 @@ def _result(
     inputs: Tensor,
     watch: Watch,
     mistake: str,
+    noise: Tensor | None = None,
     match: float | None = None,
     certificate: Certificate | None = None,
 ) -> Inversion:
@@ -500,6 +507,7 @@ def _result(
         mistake=mistake,
         details=(*reached.details, *left_out),
         rounds=1 if rounds is None else len(rounds),
+        noise=None if noise is None else view.sent_back(noise),
     )
     if certificate is None:
         return result

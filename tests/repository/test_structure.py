@@ -12,6 +12,7 @@ ORDER = [
     *(
         "errors",
         "plugins",
+        "denoising",
         "theory",
         "tolerances",
         "update",

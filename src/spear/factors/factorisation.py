@@ -398,6 +398,13 @@ class Factors:
         preactivation_error: Tensor = eps * C.norm(dim=-1) + noise
         return preactivation_error
 
+    def input_noise(self, C: Tensor) -> Tensor:
+        """What the noise of dL/dW leaves in each entry of x = C R: a standard deviation (k,)."""
+        inverse = (C / self.singular_values) @ self.left.T  # D^+ (k, m)
+        noise = self.noise if self.row_noise is None else self.row_noise
+        left: Tensor = (inverse * noise).norm(dim=1)
+        return left
+
     @cached_property
     def outputs(self) -> Side:
         live, rounds = self.live_rows, self.view.rounds

@@ -224,11 +224,8 @@ def predicted_error(found: Recovered) -> Tensor:
     by the noise of dL/db, which gives the scale. The result is rounded to the update's precision.
     """
     factors, selection, X = found.factors, found.selection, found.X
-    inverse = (selection.C / factors.singular_values) @ factors.left.T  # D^+ (b, m)
-    rows = inverse.norm(dim=1)
-    direct = rows * factors.noise
-    if factors.row_noise is not None:
-        direct = (inverse * factors.row_noise).norm(dim=1)
+    rows = (selection.C / factors.singular_values).norm(dim=1)  # |row of D^+|
+    direct = factors.input_noise(selection.C)
     bias_noise = _bias_noise(factors) if selection.bias_noise is None else selection.bias_noise
     in_scale = found.sizes * rows * bias_noise
     if selection.directions.side.name == "outputs":
