@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import spear
+from spear import Outcome
 from spear.factors import factorise
 from spear.federated import fedsgd
 from spear.judge import rivals
@@ -19,6 +20,7 @@ from spear.search.cascade import CascadeFinder
 from spear.search.watch import Watch
 from support.planted import (
     Planted,
+    bare,
     clipped_sum,
     fit_of,
     gaussian,
@@ -475,3 +477,14 @@ def test_more_samples_than_columns_that_are_used():
     factors = factorise(plant(6, m=60, n=40).view)
     used = torch.arange(40) < 5
     assert rivals.missing(dataclasses.replace(factors, live_columns=used)) == ""
+
+
+def test_twins_in_one_trace_are_no_sample():
+    """One output: a sample and its twin leave their mean and, from a row that only one switches on, a
+    rest a hundred times fainter, which the search leaves out as it would a faint sample."""
+    x = gaussian(1, 80, 1)
+    x = torch.cat([x, x + 0.003 * gaussian(1, 80, 101)])
+    loss = nn.BCEWithLogitsLoss()
+    planted = planted_net(x, torch.ones(2, 1), 1, loss=loss, width=300, seed=1)
+    result = spear.invert(bare(planted.view))
+    assert (result.outcome, result.cause) == (Outcome.APPROXIMATE, Cause.MERGED)

@@ -138,6 +138,7 @@ class Factors:
     row_factors: Tensor | None = None
     """(m,): what rows of dL/dW and dL/db were multiplied by, and so those of L, and all noise."""
     evened: Factors | None = None  # with rows of one size, where these show no more samples
+    whole: Factors | None = None  # what these are the loudest part of
     check_time: CheckTime = go_on  # called in long loops; raises once the time is up
 
     @property
@@ -276,7 +277,7 @@ class Factors:
         if not len(drops) or float(drops.max()) < GAP:
             return None
         k = int(drops.argmax()) + 1
-        return self._part(self.left[:, :k], s[: k + 1])
+        return dataclasses.replace(self._part(self.left[:, :k], s[: k + 1]), whole=self)
 
     def _part(self, left: Tensor, spectrum: Tensor) -> Factors:
         """Leading singular vectors (m, k) and values (k + 1,): what is left out counts as noise."""

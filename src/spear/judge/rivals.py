@@ -21,7 +21,7 @@ from spear.judge.layer import Recovered, bias_in_span, signs_hold, spare_rows
 from spear.judge.losses import gradients_of
 from spear.judge.replay import Fit
 from spear.judge.simulation import Simulated, scale_claimed
-from spear.search import SIGN_AGREEMENT, redundancy, unit
+from spear.search import SIGN_AGREEMENT, redundancy, smallest_singular, unit
 from spear.tolerances import (
     COINCIDENCE,
     DEVIATIONS_TO_SPARE,
@@ -292,9 +292,9 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         return Ruling(Cause.MERGED, everyone, "")
     if fit is None:
         more = told is not None and told > found.b  # then some may be in these traces
-        left_over = _extra_singular_value(found.factors) or _bias_left_over(found.factors)
-        apart = not (more or left_over or _one_dimension(found.view.model))
-        return Ruling(Cause.MERGED, everyone & apart, _MAY_BE_SEVERAL, (NO_MERGE,))
+        apart = not (more or _bias_left_over(found.factors) or _one_dimension(found.view.model))
+        single = everyone & ~_difference_shows(found) & apart
+        return Ruling(Cause.MERGED, single, _MAY_BE_SEVERAL, (NO_MERGE,))
     radius = merge_radius(found, fit)  # (b,)
     spread = _spread(found.X)
     # The mean of two is half as far from both; the other half is a margin.
@@ -314,8 +314,8 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         heavy = _grouped(fit.weights, fit.weight_error)[1]
         # A single trace weighs as one sample, whatever it is made of. And what stands out beside the
         # samples may be the difference of two in one trace, unless a heavy trace explains it.
-        left_over = _extra_singular_value(found.factors) and not bool(heavy.any())
-        single = single & (not (found.b == 1 or left_over))
+        left_over = _difference_shows(found) & ~heavy.any()
+        single = single & ~left_over & (found.b > 1)
         single = single | (harmless & ~heavy)
         assumptions = (NOT_ALL_MERGED,) if unlikely else (NOT_ALL_PAIRED,)
         assumptions += (WEIGHED_ALIKE,) if not fit.told else ()
@@ -462,7 +462,7 @@ def merge_in_simulation(found: Recovered, simulated: Simulated) -> Ruling:
     """The same where steps are simulated: a trace of several samples weighs as one only if the others
     are faint, and then what they leave beside it shows."""
     factors = found.factors
-    if _extra_singular_value(factors) or _bias_left_over(factors):
+    if bool(_difference_shows(found).any()) or _bias_left_over(factors):
         nobody = torch.zeros(found.b, dtype=torch.bool, device=found.selection.C.device)
         return Ruling(Cause.MERGED, nobody, _MAY_BE_SEVERAL)
     return merge_in_training(found, simulated.dimensions)
@@ -659,6 +659,28 @@ def contradicted(fit: Fit) -> Ruling:
         "causes: several samples merged into one, mixed labels, or a wrong sample"
     )
     return Ruling(Cause.CONTRADICTED, fit.matched, words)
+
+
+def _difference_shows(found: Recovered) -> Tensor:
+    """Which samples (b,) may be two in one trace, whose difference is what stands out beside it?
+
+    It is zero where both are off. What was left out as too faint is that for no sample whose zeros, in
+    all that stands out, leave no second direction free.
+    """
+    extra = _extra_singular_value(found.factors)
+    shows = torch.full((found.b,), extra, device=found.selection.C.device)
+    whole, directions = found.factors.whole, found.selection.directions
+    if whole is None:
+        return shows
+    if directions.side.name != "outputs":
+        return torch.ones_like(shows)
+    side, enough = whole.outputs, whole.b - 1
+    for i, zeros in enumerate(directions.zeros.T):
+        free = int(zeros.sum()) < enough or (
+            smallest_singular(side.basis[zeros])[1] <= side.noise_of_rows
+        )
+        shows[i] |= free
+    return shows
 
 
 def _extra_singular_value(factors: Factors) -> bool:
