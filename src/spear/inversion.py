@@ -48,6 +48,7 @@ from spear.search import (
     is_satisfied,
     made_finder,
     pools_of,
+    users_name,
 )
 from spear.update import UNKNOWN_PROTOCOL, LayerUpdate, Protocol, looks_like_adam
 
@@ -413,7 +414,8 @@ def _searched(
                 end = SearchEnd.TIME
     except _Stopped as stopped:
         end = _end(stopped, watch)
-    return pool, best, SearchSummary(end, tuple(watch.remarks))
+    barren = users_name(finder) if end is SearchEnd.GAVE_UP and not pool else ""
+    return pool, best, SearchSummary(end, tuple(watch.remarks), barren)
 
 
 def _found_in_part(

@@ -561,3 +561,33 @@ def test_squeezed_outputs_and_losses_of_their_own(tmp_path, named):
     finding = spear.load(tmp_path / "found.json").findings[0]
     nearest = torch.cdist(finding.inputs.double(), x.double()).argmin(1)
     assert torch.equal(finding.labels, y[nearest])
+
+
+def test_a_layer_that_is_not_there_or_not_attackable_is_said_with_those_that_are(tmp_path, case):
+    planted, weights, update = case
+    (tmp_path / "other.py").write_text(
+        "from collections import OrderedDict\nfrom torch import nn\n\ndef net():\n"
+        "    return nn.Sequential(OrderedDict(fc=nn.Linear(48, 60), r=nn.ReLU()))\n"
+    )
+    model = f"{tmp_path}/other.py:net"
+    sent = {n: t for n, t in planted.gradients.items() if not n.startswith("0.")}
+    partly = save(tmp_path / "part.pt", sent)
+    mixed = save(
+        tmp_path / "mixed.pt", {"a.weight": torch.ones(3, 4), "b.weight": torch.ones(2, 9)}
+    )
+    told = {
+        ("invert", "--weights", weights, "--update", update, "--model", model, "--layer", "0"): (
+            "there is no '0.bias' in the model; expected names such as 'fc.weight', 'fc.bias'"
+        ),
+        ("check", "--weights", weights, "--model", model): "there is no '0.bias' in the model",
+        ("invert", "--weights", weights, "--update", partly, "--layer", "0"): (
+            "layer '0' cannot be attacked (the update has no gradient of its weight and bias); others "
+            "that can: '2', '4'"
+        ),
+        ("check", "--weights", mixed, "--layer", "fc"): (
+            "the model has no linear layer 'fc'; its linear layers: 'a', 'b'"
+        ),
+    }
+    for arguments, words in told.items():
+        done = in_this_process(*arguments)
+        assert words in done.stdout + done.stderr, (arguments, done.stdout, done.stderr)

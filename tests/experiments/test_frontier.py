@@ -8,9 +8,10 @@ import pytest
 from spear.errors import InvalidOption
 from spear.experiments import frontier
 from spear.experiments.common.drawing import markdown
-from spear.experiments.common.experiment import Case
+from spear.experiments.common.experiment import Case, Plan
 from spear.report import plots
 from spear.trials import Trial, measure
+from support.command_line import in_this_process
 
 
 def row(setting, seed, root, finder="cascade"):
@@ -60,6 +61,21 @@ def test_the_plot_is_drawn(rows):
     with plots.style():
         frontier.figure(rows).canvas.draw()
         frontier.figure([]).canvas.draw()
+
+
+def test_without_settings_it_takes_about_a_minute_and_says_so(data_root, tmp_path):
+    pytest.importorskip("typer", reason="needs the cli extra")
+    cells = [frontier.cell(setting) for setting in frontier.SMALL]
+    twenty = list(Plan(20, 0, {}).each(cells, "frontier"))
+    assert 30 < frontier.expected(twenty) < 120
+    assert frontier.expected([replace(twenty[0], settings={**cells[0], "finder": "mine"})]) == 0
+    command = ["bench", "--workers", "1", "--data", data_root, "--out", tmp_path / "rows.jsonl"]
+    done = in_this_process(*command, "--batches", "1")
+    assert done.returncode == 0, done.stderr
+    told = done.stderr.index("four small settings: about 5 s for our finder (--workers 1)")
+    assert told < done.stderr.index("rows: 4 trials to run")
+    assert done.stdout.count("1 of 1") == 4
+    assert "four small" not in in_this_process(*command, "--batches", "1").stderr  # all is done
 
 
 @pytest.mark.parametrize(

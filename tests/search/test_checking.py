@@ -11,6 +11,7 @@ from spear import CascadeFinder, Outcome, SamplingFinder
 from spear.errors import InvalidExtension
 from spear.factors import factorise
 from spear.federated import defences, fedsgd
+from spear.judge import Cause
 from spear.search import Directions, Watch, made_finder, pools_of, sparsest_independent, unit
 from support.planted import plant, seeded, worst_error
 
@@ -141,6 +142,32 @@ class Confused(Wrapped):
 def test_a_search_that_goes_wrong_is_said_with_its_place(finder, words):
     with pytest.raises(InvalidExtension, match=words):
         spear.invert(plant(4, m=60).view, finder=finder, max_seconds=20)
+
+
+class Silent(Wrapped):
+    def search(self, factors, *, generator, watch):
+        return iter(())
+
+
+class Empty(Wrapped):
+    def search(self, factors, *, generator, watch):
+        side = factors.outputs
+        none = side.basis.new_zeros(factors.b, 0)
+        zeros = torch.zeros(len(side.basis), 0, dtype=torch.bool)
+        yield Directions(side, none, zeros, torch.zeros(0, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("finder", [Silent(), Empty()])
+@pytest.mark.parametrize("b", [1, 4])
+def test_a_finder_without_a_candidate_is_named_and_nothing_else_blamed(finder, b):
+    result = spear.invert(plant(b, m=60).view, finder=finder, max_seconds=20)
+    assert (result.outcome, result.cause) == (Outcome.INCONCLUSIVE, Cause.FINDER)
+    assert result.reason.startswith(
+        f"finder {type(finder).__name__} found no candidate for {b} sam"
+    )
+    assert "ReLU" not in result.reason
+    late = spear.invert(plant(b, m=60).view, finder=finder, max_seconds=1e-9)
+    assert late.cause is Cause.TIME
 
 
 def test_a_finder_that_leaves_does_not_end_the_process():

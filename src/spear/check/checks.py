@@ -20,7 +20,7 @@ from spear.federated import Privacy, noise_of, resolved
 from spear.inversion import Outcome, invert
 from spear.judge import Cause
 from spear.report import Finding, Level
-from spear.update import LayerReport, LayerUpdate, Protocol
+from spear.update import LayerReport, LayerUpdate, Protocol, no_such_layer
 
 _GUESSED_BATCH = 8  # where no batch size is given
 NEURONS_PER_SAMPLE = 5  # the attack is reliable up to b = m / 5 (docs/settings.md)
@@ -162,10 +162,7 @@ def _candidates(
     if name is not None:
         named = structure.named(name)
         if named is None:
-            names = ", ".join(repr(layer.name) for layer in structure.layers) or "none"
-            raise InvalidOption(
-                f"the model has no linear layer {name!r}; its linear layers: {names}"
-            )
+            raise no_such_layer(name, [layer.name for layer in structure.layers])
         return [named] if named.attackable or (named.unseen and named.has_bias) else []
     open_ = [layer for layer in structure.layers if layer.attackable]
     first = next((layer for layer in open_ if layer.report.reads_data), None)

@@ -23,7 +23,7 @@ from spear.files import (
     read_tensors,
 )
 from spear.report import Level, Table
-from spear.update import Protocol, Sends, linear_layers, plain_mlp
+from spear.update import Protocol, Sends, linear_layers, no_such_layer, plain_mlp
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def check_files(
     like(weights, weights, files.weights)  # raises on NaN
     recognised = plain_mlp(weights)
     if isinstance(recognised, Declined):
-        return _by_shapes(weights, recognised.reason)
+        return _by_shapes(weights, recognised.reason, options.get("layer"))
     return _assuming(preflight(recognised, protocol=protocol, **options), _MLP)
 
 
@@ -132,7 +132,7 @@ def _built(files: CheckFiles) -> nn.Module:
                 f"state_dict, got {len(weights)}"
             )
         weights = dict(zip(own, weights.values(), strict=True))
-    weights = like(matched(weights, own, files.weights), own, files.weights)
+    weights = like(matched(weights, own, files.weights, "in the model"), own, files.weights)
     buffers = {name: own[name] for name, _ in model.named_buffers() if name in own}
     try:
         model.load_state_dict({**buffers, **weights})
@@ -150,8 +150,11 @@ def _assuming(found: Preflight, *assumptions: Reason) -> Preflight:
     return replace(found, rests_on=(*found.rests_on, *assumptions))
 
 
-def _by_shapes(weights: dict[str, Tensor], why: str) -> Preflight:
+def _by_shapes(weights: dict[str, Tensor], why: str, layer: str | None) -> Preflight:
     """Weights that are not a plain MLP: there is no verdict without the model."""
+    there = [one.name for one in linear_layers(weights)]
+    if layer is not None and layer not in there:
+        raise no_such_layer(layer, there)
     rows = tuple(
         (layer.name, f"{layer.inputs} → {layer.outputs}", "yes" if layer.bias else "no")
         for layer in linear_layers(weights)

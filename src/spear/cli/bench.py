@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from spear.cli import completion
 from spear.cli.console import MOST_TRIALS, PlainConsole
-from spear.cli.progress import Activity
+from spear.cli.progress import Activity, duration
 from spear.cli.reproduce import Again, Data, OnlyDraw, Seed, Workers, end, run_part, stoppable
 from spear.cli.tables import show_table
 from spear.errors import InvalidOption
@@ -49,8 +50,8 @@ def bench(
 ) -> None:
     """Measure the engine on fresh batches of real images: exact rate, time, memory, PSNR.
 
-    A setting is data:BxM or data:BxM:raw, such as cifar10:20x200; without any, those
-    of `spear reproduce frontier`.
+    A setting is data:BxM or data:BxM:raw, such as cifar10:20x200.
+    Without any, four small ones run, about a minute; `spear reproduce frontier` has many.
     A finder or an attack is a name, my_file.py:Name or package.module:name.
     """
     activity = Activity.begin()
@@ -67,7 +68,7 @@ def bench(
     file, wanted = RowFile(out.parent, out.stem), Plan(batches, seed, {})
     finders = [name for name in finder or () if name != "cascade"]  # it runs anyway
     additions = [*map(Addition.finder, finders), *map(Addition.attack, attack or ())]
-    cells = [frontier.cell(text, "cascade", max_seconds) for text in settings or frontier.BAR]
+    cells = [frontier.cell(text, "cascade", max_seconds) for text in settings or frontier.SMALL]
     sampling = [{**cell, "finder": "sampling"} for cell in cells]
     beside = [frontier.beside(cell, addition) for addition in additions for cell in cells]
     parts = []
@@ -79,6 +80,8 @@ def bench(
         once = list({trial.key: trial for trial in trials}.values())
         activity.tell("looking at the datasets")
         parts = [reproduce.runnable(once, file, data, again)]
+        if not settings:
+            _announce(frontier.expected(parts[0].open), workers, activity)
         with stoppable(out):
             run_part(parts[0], reproduce.work(data, additions), LocalEngine(workers), activity)
     rows = list(file.rows().values())
@@ -94,3 +97,14 @@ def bench(
         with plots.style():
             plots.save(frontier.figure(rows), plot)
     end(parts)
+
+
+def _announce(seconds: float, workers: int | None, activity: Activity) -> None:
+    """How long our finder will take on the small settings that were not asked for by name."""
+    if seconds:
+        processes = workers or os.cpu_count() or 1
+        activity.pause()
+        activity.console.say(
+            f"four small settings: about {duration(seconds / processes)} for our finder "
+            f"(--workers {processes}); name others if you like, such as cifar10:32x200"
+        )

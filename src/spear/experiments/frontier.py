@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,14 @@ BAR = (
     *("tiny_imagenet:150x1000", "tiny_imagenet:200x1000"),
     *("tiny_imagenet:256x2000", "imagenet:20x200"),
 )
+# What `spear bench` runs unless told otherwise, with the seconds that a trial took (its row's `took`):
+# one process on a core that others used too, spear bench SETTINGS --batches 5 --workers 1.
+SMALL = {
+    "mnist:20x200": 1.12,
+    "cifar10:20x200": 0.85,
+    "cifar10:40x200": 0.81,
+    "cifar10:50x400": 1.75,
+}
 # Batches of TinyImageNet near the most that a layer can tell apart, and beyond: b x m.
 EDGE = (
     *("30x100", "38x100", "40x100", "42x100", "60x200", "76x200", "80x200", "84x200"),
@@ -88,6 +96,13 @@ def cell(setting: str, finder: str = "cascade", max_seconds: float = 600) -> Set
         raise InvalidOption(f"expected b >= 1 and m >= 1, got {b} and {m}")
     data = name + RAW * (len(rest) == 2)
     return {"data": data, "b": b, "m": m, "finder": finder, "max_seconds": max_seconds}
+
+
+def expected(trials: Iterable[Trial]) -> float:
+    """Seconds that those of SMALL take in one process; rivals and other finders are not counted."""
+    keys = ("data", "b", "m", "finder")
+    known = {tuple(cell(name)[key] for key in keys): seconds for name, seconds in SMALL.items()}
+    return sum(known.get(tuple(trial.settings.get(key) for key in keys), 0.0) for trial in trials)
 
 
 def beside(ours: Settings, addition: Addition) -> Settings:

@@ -18,14 +18,24 @@ _MIN_DROP = 1e-3  # from the last sample's singular value to the next
 
 
 def matched(
-    tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path | None
+    tensors: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    path: Path | None,
+    whose: str = "among the weights",
 ) -> dict[str, Tensor]:
-    """The tensors under the model's own names, without the prefixes and suffixes of wrappers."""
+    """The tensors under the model's own names, without the prefixes and suffixes of wrappers.
+
+    Args:
+        tensors: of the file.
+        own: of the model.
+        path: the file.
+        whose: where the own names are, for the message.
+    """
     names = matched_names(tensors, own)
     unknown = [name for name in tensors if name not in names]
     if unknown:
         raise InvalidFile(
-            f"{path}: there is no {unknown[0]!r} among the weights; expected names such as "
+            f"{path}: there is no {unknown[0]!r} {whose}; expected names such as "
             f"{', '.join(repr(name) for name in list(own)[:4])}"
         )
     return {own_name: tensors[name] for name, own_name in names.items()}

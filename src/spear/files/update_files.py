@@ -144,7 +144,7 @@ def _filled(
         names = list(own) if len(weights) == len(own) else list(parameters)
         weights = dict(zip(names, weights.values(), strict=True))
     else:
-        weights = matched(weights, own, files.weights)
+        weights = matched(weights, own, files.weights, "in the model")
     problems = [
         f"{name} has shape {tuple(weights[name].shape)}, the model's {tuple(own[name].shape)}"
         for name in weights

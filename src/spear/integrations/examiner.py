@@ -38,6 +38,7 @@ from spear.update import (
     Sends,
     describe_plain_mlp,
     inspect_layers,
+    no_such_layer,
     observe,
     plain_mlp,
 )
@@ -462,10 +463,7 @@ class Examiner:
         assert self.model is not None
         names = [report.name for report in inspect_layers(self.model)]
         if self.layer is not None and self.layer not in names:
-            listed = ", ".join(map(repr, names)) or "none"
-            raise InvalidOption(
-                f"the model has no linear layer {self.layer!r}; its linear layers: {listed}"
-            )
+            raise no_such_layer(self.layer, names)
 
 
 def _built(model: Model | None) -> nn.Module | None:

@@ -38,5 +38,6 @@ class Cause(Enum):
     NOISE = "noise"  # the samples drown in the update's noise
     TIME = "time"  # max_seconds passed
     INTERRUPTED = "interrupted"
+    FINDER = "finder"  # a user's finder, which found no candidate
     OTHER_ATTACK = "other attack"  # a baseline, which proves nothing
     NOT_ATTACKED = "not attacked"  # outside what can be attacked

@@ -72,6 +72,7 @@ class SearchSummary:
 
     end: SearchEnd
     remarks: tuple[str, ...] = ()
+    barren: str = ""  # the name of a user's finder that gave up without a candidate
 
     @property
     def details(self) -> tuple[str, ...]:
@@ -197,8 +198,14 @@ def of_no_factors(stopped: SearchEnd) -> Verdict:
 
 def of_no_samples(factors: Factors, ended: SearchSummary) -> Verdict:
     """Fewer than b directions, from which no input could be read."""
-    cause, words = why_not_found(factors, ended.stopped)
     batch = "1 sample" if factors.b == 1 else f"{factors.b} samples"
+    if ended.barren:
+        reason = (
+            f"finder {ended.barren} found no candidate for {batch}, which does not tell whether data "
+            'leaks: mend it, or leave it to ours (finder="cascade")'
+        )
+        return _cannot_tell(Cause.FINDER, reason, *ended.details)
+    cause, words = why_not_found(factors, ended.stopped)
     return _cannot_tell(cause, f"no input of {batch} could be read. {words}", *ended.details)
 
 

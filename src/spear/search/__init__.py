@@ -7,7 +7,7 @@ implement `Finder`.
 
 from spear.search.candidates import CandidatePool
 from spear.search.cascade import CascadeFinder
-from spear.search.checking import is_satisfied, made, made_finder, pools_of
+from spear.search.checking import is_satisfied, made, made_finder, pools_of, users_name
 from spear.search.conjugate import smallest_eigenvalues
 from spear.search.deadline import Deadline, TimeIsUp
 from spear.search.directions import Directions, Finder
@@ -54,6 +54,7 @@ __all__ = [
     "smallest_singular",
     "sparsest_independent",
     "unit",
+    "users_name",
     "workers",
     "zero_margin",
 ]

@@ -91,6 +91,11 @@ def is_satisfied(finder: Finder, factors: Factors, match: float) -> bool:
     return bool(answer)
 
 
+def users_name(finder: Finder) -> str:
+    """What a user's finder is called; empty for one of ours."""
+    return "" if _is_ours(finder) else type(finder).__name__
+
+
 def _is_ours(finder: Finder) -> bool:
     return type(finder).__module__.split(".")[0] == "spear"
 
@@ -100,7 +105,7 @@ class _Check:
 
     def __init__(self, finder: Finder, factors: Factors) -> None:
         self.finder, self.factors = finder, factors
-        self.name = type(finder).__name__
+        self.name = users_name(finder)
         self.count, self.last = 0, (factors.outputs, 0)  # pools, and the size of the last one
         self.known: dict[bytes, tuple[Tensor, int]] = {}  # directions seen so far
         parts = (factors, factors.view, factors.outputs)

@@ -18,7 +18,7 @@ from spear.update.layers import (
     trace,
     without_squash,
 )
-from spear.update.observing import observe
+from spear.update.observing import no_such_layer, observe
 from spear.update.plain_mlp import describe_plain_mlp, linear_layers, natural_order, plain_mlp
 from spear.update.precision import double
 from spear.update.protocol import (
@@ -64,6 +64,7 @@ __all__ = [
     "natural_order",
     "network_after",
     "network_before",
+    "no_such_layer",
     "observe",
     "picture",
     "plain_mlp",

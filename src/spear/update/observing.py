@@ -210,8 +210,7 @@ def _first_layer(
     to be followed by a ReLU."""
     layers = [one for one in linear_layers(state) if layer in (None, one.name)]
     if layer is not None and not layers:
-        names = ", ".join(repr(one.name) for one in linear_layers(state)) or "none"
-        raise InvalidOption(f"there is no linear layer {layer!r}; the linear layers: {names}")
+        raise no_such_layer(layer, [one.name for one in linear_layers(state)])
     for one in layers:
         weight, bias = f"{one.name}.weight", f"{one.name}.bias"
         if one.bias and weight in reading.gradients and bias in reading.gradients:
@@ -249,13 +248,24 @@ def _choose(
         if report.attackable and layer in (None, report.name):
             return report, reports
     if layer is not None and layer not in {report.name for report in reports}:
-        names = ", ".join(repr(r.name) for r in reports) or "none"
-        raise InvalidOption(f"the model has no linear layer {layer!r}; its linear layers: {names}")
-    reasons = "; ".join(f"{r.name!r}: {r.why}" for r in reports if layer in (None, r.name))
+        raise no_such_layer(layer, [report.name for report in reports])
+    if layer is not None:
+        why = next(report.why for report in reports if report.name == layer)
+        others = ", ".join(repr(report.name) for report in reports if report.attackable)
+        raise NoAttackableLayer(
+            f"layer {layer!r} cannot be attacked ({why}); others that can: {others or 'none'}"
+        )
+    reasons = "; ".join(f"{report.name!r}: {report.why}" for report in reports)
     raise NoAttackableLayer(
         "expected a linear layer next to a ReLU, whose gradients are in the update; "
         f"found none ({reasons or 'the model has no linear layer'})"
     )
+
+
+def no_such_layer(name: str, there: Sequence[str]) -> InvalidOption:
+    """The error that a layer is asked for that is not there."""
+    names = ", ".join(map(repr, there)) or "none"
+    return InvalidOption(f"the model has no linear layer {name!r}; its linear layers: {names}")
 
 
 def _with_parts(
