@@ -355,6 +355,13 @@ def test_everything_is_open_in_print(opened):
     assert not any(button.is_visible() for button in page.locator(".tools button").all())
     assert page.evaluate(PAPER) == "rgb(255, 255, 255)"
     assert page.locator("#finding-3 .card").first.is_visible()
+    assert page.locator(".verdict").is_visible()
+    assert not page.locator(".onward, nav").first.is_visible()  # nobody follows them on paper
+    link = page.locator("#findings td a").first
+    assert link.evaluate("a => getComputedStyle(a).color") == "rgb(0, 0, 0)"
+    inside = "() => [...document.querySelectorAll('.verdict,.drawing,.remarks li,tr,.steps li')]"
+    cut = inside + ".filter(one => getComputedStyle(one).breakInside !== 'avoid').length"
+    assert page.evaluate(cut) == 0
     assert page.evaluate("getComputedStyle(document.querySelector('.card')).breakInside") == "avoid"
     assert page.evaluate(WIDTH) <= 700
     assert page.pdf(format="A4").startswith(b"%PDF")
@@ -531,8 +538,13 @@ def test_tables_stay_tables_down_to_800_and_nothing_scrolls_sideways(opened, rep
     assert page.evaluate(SCROLLED) == []
     assert page.evaluate(WIDTH) == width
     row = page.locator("#advice .sortable tbody tr").first
-    shown = "table-row" if width > 400 else "grid"
-    assert row.evaluate("row => getComputedStyle(row).display") == shown
+    shown = ("table-row", "table-cell") if width > 400 else ("grid", "block")
+    assert row.evaluate("row => getComputedStyle(row).display") == shown[0]
+    look = "cell => [getComputedStyle(cell).display, parseFloat(getComputedStyle(cell).fontSize)]"
+    for cell in row.locator("td").all():
+        display, size = cell.evaluate(look)
+        assert display == shown[1]
+        assert 12 <= size <= 16
 
 
 def test_cards_name_their_values_and_are_still_read_as_a_table(opened):
