@@ -144,6 +144,34 @@ def test_every_kind_is_read_on_any_screen(opened, kind):
         assert bright > 700 if scheme == "light" else bright < 100
 
 
+def test_images_and_headings_are_named_once(opened):
+    page = opened(KINDS["partial"])
+    first = page.locator(".card .zoom").first
+    assert first.get_attribute("aria-label") == "Enlarge Sample 1"
+    assert first.inner_text() == ""  # no words beside the name that a reader hears
+    assert page.locator(".card .zoom[aria-label$='not recovered']").count() == 2
+    assert page.locator("html").get_attribute("lang") == "en"
+    assert page.evaluate("[...document.querySelectorAll('th')].every(h => h.scope && h.innerText)")
+    plot = opened(KINDS["audit"]).locator(".drawing img").first
+    assert plot.get_attribute("alt") == "The leakage frontier. Batches that came back whole."
+
+
+def test_no_option_and_no_setting_is_torn_over_two_lines(opened):
+    words = "Add --noise-multiplier 1, or set C = 1 or more."
+    page = opened(Report("audit", "t", words, remarks=(Remark(Level.NOTE, "s", words),)))
+    assert texts(page, "#remarks .option") == ["--noise-multiplier"]
+    assert page.locator(".option").first.evaluate("o => getComputedStyle(o).whiteSpace") == "nowrap"
+    assert "C\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}1" in page.inner_text(".say")
+
+
+def test_what_the_verdict_says_is_not_said_again(opened):
+    found, said = KINDS["exact"].findings[0], "all 6 samples visible in the update were recovered"
+    found = dataclasses.replace(found, reason=f"{said}, proved by replay")
+    page = opened(Report("inversion", "t", found.headline, (found,)))
+    assert page.inner_text("main").lower().count(said) == 1
+    assert page.inner_text(".facts dd").startswith("'0' (192 -> 40")
+
+
 def test_every_tone_can_be_read(opened):
     page, grounds = opened(KINDS["exact"]), set()
     for tone in ("exact", "partial", "approximate", "inconclusive", "failed", "neutral"):
@@ -270,7 +298,7 @@ def test_pictures_are_enlarged_from_the_keyboard(opened):
     page.keyboard.press("ArrowLeft")
     assert page.inner_text("#lightbox-count") == "6 of 6"
     assert page.inner_text("#lightbox-note") == "not recovered"
-    last = page.inner_text("#lightbox-name")
+    last = page.inner_text("#lightbox-name") + ": not recovered"
     page.keyboard.press("Escape")
     assert not box.evaluate("dialog => dialog.open")
     assert focused(page) == f"Enlarge {last}"
@@ -327,6 +355,13 @@ def test_everything_is_open_in_print(opened):
     assert not any(button.is_visible() for button in page.locator(".tools button").all())
     assert page.evaluate(PAPER) == "rgb(255, 255, 255)"
     assert page.locator("#finding-3 .card").first.is_visible()
+    assert page.locator(".verdict").is_visible()
+    assert not page.locator(".onward, nav").first.is_visible()  # nobody follows them on paper
+    link = page.locator("#findings td a").first
+    assert link.evaluate("a => getComputedStyle(a).color") == "rgb(0, 0, 0)"
+    inside = "() => [...document.querySelectorAll('.verdict,.drawing,.remarks li,tr,.steps li')]"
+    cut = inside + ".filter(one => getComputedStyle(one).breakInside !== 'avoid').length"
+    assert page.evaluate(cut) == 0
     assert page.evaluate("getComputedStyle(document.querySelector('.card')).breakInside") == "avoid"
     assert page.evaluate(WIDTH) <= 700
     assert page.pdf(format="A4").startswith(b"%PDF")
@@ -503,8 +538,13 @@ def test_tables_stay_tables_down_to_800_and_nothing_scrolls_sideways(opened, rep
     assert page.evaluate(SCROLLED) == []
     assert page.evaluate(WIDTH) == width
     row = page.locator("#advice .sortable tbody tr").first
-    shown = "table-row" if width > 400 else "grid"
-    assert row.evaluate("row => getComputedStyle(row).display") == shown
+    shown = ("table-row", "table-cell") if width > 400 else ("grid", "block")
+    assert row.evaluate("row => getComputedStyle(row).display") == shown[0]
+    look = "cell => [getComputedStyle(cell).display, parseFloat(getComputedStyle(cell).fontSize)]"
+    for cell in row.locator("td").all():
+        display, size = cell.evaluate(look)
+        assert display == shown[1]
+        assert 12 <= size <= 16
 
 
 def test_cards_name_their_values_and_are_still_read_as_a_table(opened):

@@ -540,6 +540,15 @@ def test_a_notebook_shows_results_and_reports(photos, monkeypatch):
     assert "No pictures: this needs Pillow" in result.report(shape=(3, 4, 4))._repr_html_()
 
 
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_check_is_headed_by_its_verdict(outcome):
+    report = Report.new("check", "Is it?", "It is.", cases=[Case("net", outcome, "It is.")])
+    told = words.verdict(report)
+    assert told.tone == outcome.value
+    assert told.name.startswith("Not exposed") == (outcome is Outcome.FAILED)
+    assert told.name.startswith("Exposed") == (outcome is Outcome.EXACT)
+
+
 def test_samples_that_only_lack_the_proof_are_called_likely_exact():
     found = reports.finding(outcome=Outcome.APPROXIMATE, approximate=(False,) * 4)
     assert found.headline == "4 of 4 samples were recovered, likely exactly; nothing proves it."

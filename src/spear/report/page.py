@@ -19,6 +19,7 @@ from spear.report.report import SEVERITY, Case, Cell, Drawing, Report, Table
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+_LONG = 30  # letters of a cell that takes a line of its own where rows are cards
 _OPEN = 3  # findings shown open; if there are more, all start closed
 
 
@@ -68,7 +69,10 @@ class Shown:
         width = 0 if finding.inputs is None else finding.inputs.shape[1]
         self.number, self.finding = number, finding
         self.name = words.outcome_of(finding)
-        self.layer, *self.other_layers = finding.layer.splitlines() or [words.NONE]
+        layer, *self.other_layers = finding.layer.splitlines() or [words.NONE]
+        self.layer = layer.removeprefix("attacking ")
+        said = finding.headline.replace(" recovered exactly,", " recovered,")
+        self.repeats_headline = said.removesuffix(".").casefold() == finding.reason.casefold()
         self.samples = len(samples)
         self.cards = evidence.cards(finding, samples, budget)
         self.values = evidence.values(finding, samples)
@@ -206,6 +210,7 @@ def _environment() -> Environment:
     }
     environment.tests["orderable"] = words.is_number
     environment.globals |= {
+        "LONG": _LONG,
         "MOST_LINES": evidence.MOST_LINES,
         "MOST_SAMPLES": evidence.MOST_SAMPLES,
         "ADVICE": TITLE,

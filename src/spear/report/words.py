@@ -79,6 +79,14 @@ _MEANINGS_OF_SWEEP = {
     Outcome.FAILED: f"At none of these settings is a sample known to have leaked. {_NO_GUARANTEE}",
 }
 
+_REHEARSED = {  # a check attacks made-up data, and says what clients have to expect
+    Outcome.EXACT: ("Exposed", "Clients that train so send their data when they send an update."),
+    Outcome.PARTIAL: ("Partly exposed", "Clients that train so give some of their data away."),
+    Outcome.APPROXIMATE: ("Partly exposed", "Clients that train so give some of their data away."),
+    Outcome.INCONCLUSIVE: ("Cannot tell", "This says nothing, one way or the other."),
+    Outcome.FAILED: ("Not exposed to this attack", _NO_GUARANTEE),
+}
+
 
 @dataclass(frozen=True)
 class Headline:
@@ -100,6 +108,9 @@ def verdict(report: Report) -> Headline:
         return _of_sweep(report, report.overall)
     if report.outcome is not None:
         return _of_findings(report.outcome, report.findings)
+    if report.kind == "check" and report.cases:
+        outcome = report.cases[0].outcome
+        return Headline(outcome.value, *_REHEARSED[outcome])
     levels = {remark.level for remark in report.remarks}
     if Level.EXPOSED in levels:
         return Headline("partial", "Exposed", "Clients are exposed where it says so below.")
