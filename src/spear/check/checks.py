@@ -286,15 +286,13 @@ class _Case:
             if best.up_to_scale:
                 reached, happened = Exposure.PARTLY, f"{happened}, each up to a factor"
             if reached is Exposure.PARTLY and late:
-                happened += ", and more may in more time ({max_seconds})"
+                happened += ", and more may in more time"
             remarks += [model_checks.open_layer(layer), model_checks.defences(self.protocol)]
         elif hidden is not None:
             remarks.append(hidden)
             reached, happened = Exposure.NOT_EXPOSED, _HIDDEN
         elif late:
-            happened = (
-                "the rehearsal found nothing in the time it had; give it more ({max_seconds})"
-            )
+            happened = "the rehearsal found nothing in the time it had"
         else:
             happened = f"a rehearsal with made-up data recovered nothing; {_AUDIT}"
         if clients > 1:

@@ -215,7 +215,8 @@ def _how(advice: Advice, made: Report) -> str:
     if options:
         return f" Add [b]{escape(options)}[/b]."
     if advice.action.name == "MEASURE":
-        return f" [b]{escape(made.advice.steps[-1].command)}[/b]"
+        command = escape(made.advice.steps[-1].command)
+        return f" [b]{command}[/b] (on yours: with --model and --data)"
     return ""
 
 
