@@ -39,7 +39,7 @@ MEASURED = [
     ("C = 1, σ = 1e-4", "dpsgd", {"clip": 1.0, "sigma": 1e-4}),
     ("inputs of layer 5", "layers", {"layer": 5, "steps": 0}),
     ("layer 5 after 5,000 steps", "layers", {"layer": 5, "steps": 5000}),
-    ("features of VGG16, 16 photos", "features", {"part": "features", "attack": "spear"}),
+    ("features of VGG16, 16 photos", "features", {"attack": "spear"}),
     ("ADULT, 16 people", "tabular", {"b": 16}),
     ("ADULT, 24 people", "tabular", {"b": 24}),
     ("ADULT, 32 people", "tabular", {"b": 32}),

@@ -398,7 +398,7 @@ def prior(rows: AllRows) -> tuple[str, Verdict]:
 
 
 def features(rows: AllRows) -> tuple[str, Verdict]:
-    values = metric(where(rows["features"], part="features", attack="spear"), "cosine")
+    values = metric(where(rows["features"], attack="spear"), "cosine")
     if not values:
         return NOT_RUN, Verdict.OPEN
     similar = statistics.fmean(values)
