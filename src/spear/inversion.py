@@ -437,6 +437,8 @@ def _rescaled(
     if isinstance(rescaled, Declined) or bool((rescaled.labels < 0).all()):
         return selection, certificate  # the loss has no labels
     judged = dataclasses.replace(certificate, labels=rescaled.labels, remark=rescaled.remark)
+    if rescaled.predicted_error is not None:
+        judged = dataclasses.replace(judged, predicted_error=rescaled.predicted_error)
     return rescaled.selection, judged
 
 

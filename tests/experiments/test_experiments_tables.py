@@ -32,6 +32,7 @@ METRICS = {
     "false_exact": False,
     "certified_wrong": 0,
     "recovered": 20,
+    "missing": 0,
     "proved": True,
     "within_3": True,
     "within_6": True,
@@ -235,7 +236,12 @@ SMALL = {
         for attack in ("spear", "cocktail")
     ],
     "one_label": [({}, {"psnr", "ssim", "mse", "lpips", "exact"})],
-    "dpsgd": [({"attack": "spear", "sigma": 1e-5, "clip": 1.5}, {"within_3", "below", "psnr"})],
+    "dpsgd": [
+        (
+            {"attack": "spear", "sigma": 1e-5, "clip": 1.5},
+            {"within_3", "below", "psnr", "psnr_prior"},
+        )
+    ],
     "fedavg_epochs": [({"epochs": 5}, {"proved", "psnr", "exact"})],
 }
 STEPS = {"inversion": 2}
@@ -257,3 +263,30 @@ def test_a_small_trial_measures_what_is_drawn(name, data_root):
         assert not metrics.get("certified_wrong")
         if "exact" in wanted:
             assert metrics["exact"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "share"),
+    [
+        ({"psnr": 20.0, "missing": 0}, "100 % (15.8–100.0) of 2"),
+        ({"psnr": 19.9, "missing": 0}, "0 % (0.0–84.2) of 2"),
+        ({"psnr": 40.0, "missing": 1}, "0 % (0.0–84.2) of 2"),
+        ({"psnr": None, "missing": 20}, "0 % (0.0–84.2) of 2"),
+    ],
+)
+def test_a_noisy_batch_is_recognised_if_all_of_it_came_back(metrics, share):
+    def noisy(rows):
+        return [replace(row, metrics={**row.metrics, **metrics}) for row in rows]
+
+    (table,) = drawn("dpsgd", noisy).tables
+    column = table.columns.index("Acc ours, recognisable")
+    assert {line[column] for line in table.rows} == {share}
+
+
+def test_a_prior_is_shown_where_there_is_noise():
+    def with_prior(rows):
+        return [replace(row, metrics={**row.metrics, "psnr_prior": 44.5}) for row in rows]
+
+    (table,) = drawn("dpsgd", with_prior).tables
+    column = table.columns.index("PSNR ours with the prior")
+    assert [line[column] for line in table.rows] == ["–"] * 6 + ["44.5 ± 0"] * 20

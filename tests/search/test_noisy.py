@@ -191,3 +191,14 @@ def test_estimates_that_run_together_stay_as_they_were():
     overlap = (together.T @ together).abs().fill_diagonal_(0)
     assert float(overlap.max()) <= float((p.T @ p).abs().fill_diagonal_(0).max()) + 1e-9
     assert float(torch.linalg.svdvals(together)[-1]) > 1e-3
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_errors_are_predicted_with_the_scale_of_the_model(seed, data_root):
+    """With that of the bias gradient, samples that came back with 21 dB seemed to drown."""
+    _, _, x, _, view, _ = noisy_update(data_root, 1e-4, 1.0, seed)
+    result = spear.invert(view)
+    assert (result.outcome, len(result.inputs)) == (Outcome.APPROXIMATE, len(x))
+    distances = torch.cdist(result.inputs.double(), x.double()) / x.shape[1] ** 0.5
+    share = result.predicted_error / distances.min(1).values
+    assert 0.8 < share.median() < 1.2

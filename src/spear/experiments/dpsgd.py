@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from spear.denoising import denoise
 from spear.experiments.common import Case, Experiment, Plan, Section, table
 from spear.experiments.common.baselines import guessed
 from spear.experiments.common.batches import attack, private_batch
@@ -15,7 +18,7 @@ from spear.experiments.common.experiment import Rows, Settings
 from spear.experiments.common.figures import decimal, mean, metric, rate, seconds, verdicts, where
 from spear.federated import clipping_factors, defences, fedsgd, least_squares, output_gradient
 from spear.metrics import EXACT_DB, psnr
-from spear.trials import Batch, Measured, Trial, compare
+from spear.trials import Batch, Compared, Measured, Row, Trial, compare
 from spear.update import LayerUpdate, observe
 
 CLIPS = (1.0, 1.25, 1.5, 1.75, 2.0)
@@ -30,13 +33,22 @@ PAPER = {
 PAPER_GEIPING = ("29.3", "100")
 AT_MOST = 10  # batches of Geiping et al.
 LOSSES = (3, 6)  # dB that a recovered sample may be below its reference; 6 dB is twice the error
+RECOGNISABLE = 20  # dB
+MEANS = ", ".join(f"{fmean(float(acc) for _, acc in PAPER[sigma]):.1f}" for sigma in PAPER if sigma)
 NOTES = (
     "σ is the standard deviation of the noise on the mean of the clipped gradients, so the noise "
     "multiplier of DP-SGD is σ b / C. The reference is least squares with the true gradients of the "
     "layer's outputs, which no attacker has: what it loses is the noise's doing.",
-    "The paper does not define its Acc under noise. Ours is the share of batches in which every "
-    f"sample came back with {EXACT_DB:.0f} dB or more, or at most {LOSSES[0]} dB (or {LOSSES[1]}, "
-    "twice the error) below its own reference.",
+    "With the prior: the same samples through `spear.denoise`, which knows that images are smooth "
+    "and how loud the noise of each is (`result.noise`). Nothing is tuned; no verdict depends on it.",
+    "The paper does not define its Acc under noise. It is not that of its other tables, batches "
+    "“recovered up to numerical errors”: Geiping et al. have 100 % at 29.3 dB, SPEAR 95 % at 28.7 "
+    f"dB. Nor does it fall with the noise: means over C are {MEANS} %, from the least noise to the "
+    "most. What fits is the share of batches of which all samples came back as recognisable images. "
+    f"Ours is “recognisable” if their mean PSNR is {RECOGNISABLE} dB or more.",
+    "The strict ones are shares of batches in which every sample came back with "
+    f"{EXACT_DB:.0f} dB or more, or at most {LOSSES[0]} dB (or {LOSSES[1]}, twice the error) below its "
+    "own reference.",
     "Where the paper's PSNR lies above our reference (PSNR ours + dB below reference), its noise or "
     "its network may differ from ours, or its PSNR may be of pixels clipped to [0, 1]; ours is not.",
 )
@@ -74,8 +86,30 @@ def measure(case: Case) -> Measured:
     metrics |= {
         "reference": float(best.mean()),
         "below": float((best[truth] - score.psnr).mean()) if len(truth) else None,
+        "psnr_prior": with_prior(found) if case["sigma"] else None,
     }
     return found.measured(metrics)
+
+
+def with_prior(found: Compared) -> float | None:
+    """The mean PSNR of the same samples, once the noise has been taken out of them."""
+    batch, result, pairs = found.batch, found.attacked.result, found.score.pairs
+    if result.noise is None or not len(pairs.found):
+        return None
+    assert batch.image_format is not None
+    images = denoise(result.inputs.view(-1, *batch.image_format.shape), result.noise)
+    recovered, true = batch.pixels(images.flatten(1)), batch.pixels(batch.inputs)
+    return float(psnr(recovered[pairs.found], true[pairs.truth]).mean())
+
+
+def recognised(rows: Rows) -> list[Row]:
+    """The rows, each with whether all samples came back as recognisable images."""
+
+    def told(row: Row) -> bool:
+        quality = row.metrics.get("psnr")
+        return quality is not None and quality >= RECOGNISABLE and not row.metrics["missing"]
+
+    return [replace(row, metrics={**row.metrics, "recognised": told(row)}) for row in rows]
 
 
 def noisy(case: Case, batch: Batch) -> tuple[LayerUpdate, Tensor]:
@@ -97,15 +131,17 @@ def noisy(case: Case, batch: Batch) -> tuple[LayerUpdate, Tensor]:
 def draw(rows: Mapping[str, Rows]) -> Section:
     rival, (published, accuracy) = where(rows["dpsgd"], **RIVAL), PAPER_GEIPING
     quality = mean(metric(rival, "psnr"), len(rival))
-    lines = [["Geiping et al.", "–", "0", "–", published, quality, "–", accuracy]]
-    lines[0] += [*("–" for _ in LOSSES), seconds(rival)]
+    lines = [["Geiping et al.", "–", "0", "–", published, quality, "–", "–", accuracy]]
+    lines[0] += [rate(recognised(rival), "recognised"), *("–" for _ in LOSSES), seconds(rival)]
     shown = []
     for settings in CELLS:
         own = where(rows["dpsgd"], **settings)
         shown += own
         lines.append(_line(settings, own))
-    columns = "Method, C, σ, σ b / C, PSNR paper, PSNR ours, dB below reference, Acc (%) paper"
-    accuracies = [f"Acc ours, {loss} dB" for loss in LOSSES]
+    columns = (
+        "Method, C, σ, σ b / C, PSNR paper, PSNR ours, PSNR ours with the prior, dB below reference"
+    )
+    accuracies = ["Acc (%) paper", "Acc ours, recognisable", *(f"Acc ours, {x} dB" for x in LOSSES)]
     steps = f"Geiping et al.: {RIVAL['iterations']:,} iterations, total variation 0.001."
     return Section(
         [table([*columns.split(", "), *accuracies, "Time ours (CPU)"], lines)],
@@ -123,8 +159,10 @@ def _line(settings: Settings, own: Rows) -> list[str]:
         decimal(sigma * settings["b"] / clip, 5),
         published,
         mean(metric(own, "psnr"), len(own)),
+        mean(metric(own, "psnr_prior"), len(own)) if sigma else "–",
         mean(metric(own, "below"), len(own), 2),
         accuracy,
+        rate(recognised(own), "recognised"),
         *(rate(own, f"within_{loss}") for loss in LOSSES),
         seconds(own),
     ]

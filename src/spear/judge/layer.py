@@ -216,18 +216,21 @@ def signs_hold(found: Recovered, *, replayed: bool = False) -> Tensor:
 # The error of an input.
 
 
-def predicted_error(found: Recovered) -> Tensor:
+def predicted_error(found: Recovered, scale_error: Tensor | None = None) -> Tensor:
     """Standard deviation of an input's error, per sample (b,), from the update's noise.
 
     x_i = c_i R is off in three ways: by the noise of dL/dW, which enters with |row of D^+|; by the
     noise of the directions, so that x_i holds a share of every other sample (`mixing_errors`); and
-    by the noise of dL/db, which gives the scale. The result is rounded to the update's precision.
+    by the noise of dL/db, which gives the scale, unless something else gave it with a
+    relative `scale_error` (b,). The result is rounded to the update's precision.
     """
     factors, selection, X = found.factors, found.selection, found.X
     rows = (selection.C / factors.singular_values).norm(dim=1)  # |row of D^+|
     direct = factors.input_noise(selection.C)
-    bias_noise = _bias_noise(factors) if selection.bias_noise is None else selection.bias_noise
-    in_scale = found.sizes * rows * bias_noise
+    if scale_error is None:
+        noise = _bias_noise(factors) if selection.bias_noise is None else selection.bias_noise
+        scale_error = rows * noise
+    in_scale = found.sizes * scale_error
     if selection.directions.side.name == "outputs":
         # The scale follows the shares, so what they leave is the difference of two samples.
         mixed = (found.mixing_errors * found.distances).square().nansum(1)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from spear.errors import Declined
 from spear.factors import Factors
-from spear.judge.layer import Recovered
+from spear.judge.layer import Recovered, predicted_error
 from spear.judge.losses import Loss, UserCodeFailed, compares_numbers, gradients_of
 from spear.judge.replay import Replay, declined, replaying
 from spear.judge.selection import Selection, at_scales
@@ -58,6 +58,7 @@ class Rescaled:
     selection: Selection
     labels: Tensor  # (b,) int64, -1 where no label's gradient points along the recovered one
     remark: str
+    predicted_error: Tensor | None = None  # (b,) with the error of these scales; None if unknown
 
 
 def rescale(factors: Factors, selection: Selection, loss: Loss | None) -> Rescaled | Declined:
@@ -255,7 +256,9 @@ class _Rescaling:
         if not bool(found.all()):
             words = f"{int((~found).sum())} of {len(found)} samples have no label and a rough scale"
             remark = "; ".join(filter(None, [remark, words]))
-        return Rescaled(rescaled, torch.where(found, labels, -1), remark)
+        off = (self.scale_error.pow(-2) + length_error.pow(-2)).rsqrt()  # of the scale, relative
+        error = predicted_error(Recovered(self.factors, rescaled), off)
+        return Rescaled(rescaled, torch.where(found, labels, -1), remark, error)
 
     def _sided(self, z: Tensor) -> Tensor:
         """Preactivations (b, m), on the side of zero that the pattern gives."""
