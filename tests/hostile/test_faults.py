@@ -250,3 +250,35 @@ def test_one_thread_is_restored_after_an_interrupt():
     with pytest.raises(KeyboardInterrupt):
         list(InlineEngine().run([trial(0)], interrupt, silent))
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+def test_an_interrupted_audit_leaves_a_page_of_what_was_done(tmp_path):
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(40, 30)).astype("float32")
+    np.savez(tmp_path / "d.npz", inputs=inputs, labels=rng.integers(0, 3, 40))
+    command = [sys.executable, "-m", "spear", "audit", "--data", "d.npz", "--samples", "3,4,5,6"]
+    command += ["--training-rounds", "0", "--repeats", "40", "--workers", "1", "--out", "o"]
+    rows, page = tmp_path / "o" / "leakage.jsonl", tmp_path / "o" / "report.html"
+    paths = os.pathsep.join(path for path in sys.path if path)
+    with subprocess.Popen(
+        [*command, "--json", "r.json"],
+        env={**os.environ, "PYTHONPATH": paths},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for(lambda: rows.exists() and rows.read_text().count("\n") >= 2, 120)
+        process.send_signal(signal.SIGINT)
+        said, complaints = process.communicate(timeout=60)
+    assert process.returncode == 130, complaints
+    assert "Traceback" not in complaints
+    told = [line for line in (said + complaints).splitlines() if "nterrupted" in line]
+    assert len(told) == 1
+    assert "o/report.html has what was done; the same command goes on" in told[0]
+    done = rows.read_text().count("\n")
+    report = spear.load(tmp_path / "r.json")
+    assert report.headline.startswith("Interrupted, so far: ")
+    assert report.remarks[0].words.startswith(f"{done} of 160 attacks and training runs are in it")
+    assert "Interrupted, so far: " in page.read_text()

@@ -7,7 +7,7 @@ from torch import nn
 import spear
 from spear import Cause, NoAttackableLayer, Outcome, Proof
 from spear.factors import factorise
-from spear.federated import fedsgd, output_gradient, train
+from spear.federated import fedavg, fedsgd, output_gradient, train
 from spear.judge.rivals import NO_MERGE, UNSEEN
 from spear.metrics import score
 from spear.search.output_layer import farthest
@@ -250,3 +250,17 @@ def test_a_regression_without_later_gradients_is_no_replay():
     assert (result.outcome, result.proof) == (Outcome.EXACT, Proof.PATTERN)
     assert "no gradient of a later layer to compare" in result.explanation
     assert NO_MERGE in result.assumptions
+
+
+@pytest.mark.parametrize("told", [0.1, 0.005, 0.01])
+@pytest.mark.parametrize("epochs", [1, 5])
+def test_a_wrong_learning_rate_is_told_and_one_step_is_proved_all_the_same(told, epochs):
+    model, x, y = small_batch(6, m=60)
+    after = fedavg(model, x, y, lr=0.01, epochs=epochs)
+    how = {"lr": told, "epochs": epochs}
+    result = spear.invert(spear.observe(model, after=after, **how))
+    words = "; ".join((result.reason, *result.details))
+    right = told == 0.01
+    assert (result.outcome is Outcome.EXACT) is (right or epochs == 1)
+    assert ("either its rate was 0.01 and not" in words) is (epochs == 1 and not right)
+    assert ("another learning rate" in words) is (epochs == 5 and not right)

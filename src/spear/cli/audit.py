@@ -48,8 +48,8 @@ Lists: the first value of each is the base, and one thing is varied at a time ar
 all combinations. Noise multiplier and epsilon need --clip.
 
 Exit codes: 0 nothing recovered at any setting, 10 something leaked, 20 a whole batch exact somewhere,
-2 bad input, 130 interrupted (the same command goes on). With --fail-on: 1 if the verdict on any
-setting is that bad or worse, else 0."""
+2 bad input, 130 interrupted (the page has what was done, and the same command goes on). With
+--fail-on: 1 if the verdict on any setting is that bad or worse, else 0."""
 
 
 _about, _cost, _run, _write = (
@@ -125,7 +125,6 @@ def audit(
     """Attack a model under many settings: where does leakage start and stop, and at what cost?"""
     from spear.cli import output_files
     from spear.cli.output_files import apart, existing, parse_image_format, writable, write
-    from spear.cli.reproduce import stoppable
 
     target = report_file or out / "report.html"
     existing(model, data)
@@ -179,11 +178,18 @@ def audit(
     if redact and not only_draw and forget_examples(out):
         activity.pause()
         console.say("--redact: recovered samples that an earlier run kept here are removed")
-    if not only_draw:
-        _run_missing(planned, out, local_engine(workers, subject), console, activity, again=again)
-    activity.tell("attacking a few updates again, to show them")
-    with stoppable(out):
-        shown = _examples(planned, out, only_draw=only_draw, redact=redact)
+    shown: Sequence[Finding] = ()
+    try:
+        if not only_draw:
+            engine = local_engine(workers, subject)
+            _run_missing(planned, out, engine, console, activity, again=again)
+        activity.tell("attacking a few updates again, to show them")
+        shown, stopped = _examples(planned, out, only_draw=only_draw, redact=redact), False
+    except KeyboardInterrupt:
+        stopped = True
+        if not any(part.rows for part in planned.parts(out)):
+            console.say("interrupted before anything was done")
+            raise typer.Exit(130) from None
     activity.tell("drawing the report")
     made = sweep_report(
         planned,
@@ -191,12 +197,18 @@ def audit(
         examples=shown,
         settings={"command": shlex.join(["spear", *sys.argv[1:]])},
         seconds=None if only_draw else time.monotonic() - began,
+        interrupted=stopped,
     )
     activity.pause()
+    kept = made.redacted() if redact else made
+    if stopped:
+        write(kept, json, target, junit=junit, sarif=sarif, fail_on=fail_on)
+        words = f"interrupted: {target} has what was done; the same command goes on from there"
+        console.say(escape(words))
+        raise typer.Exit(130)
     show(console, made, quiet=quiet, verbose=verbose)
     if not quiet:
         show_advice(console, made)
-    kept = made.redacted() if redact else made
     for path in write(kept, json, target, junit=junit, sarif=sarif, fail_on=fail_on):
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
     usual = exit_code(planned.summary(out))
@@ -212,7 +224,7 @@ def _run_missing(
     *,
     again: bool,
 ) -> None:
-    from spear.cli.reproduce import run_part, stoppable
+    from spear.cli.reproduce import run_part
     from spear.sweep import work
 
     if not activity.quiet:
@@ -226,9 +238,8 @@ def _run_missing(
             f"{len(planned.grid.settings)} settings, {planned.repeats} private batches each; base: "
             f"{escape(planned.grid.base.words())}"
         )
-    with stoppable(out):
-        for part in planned.parts(out, again=again):
-            run_part(part, work(planned), engine, activity)
+    for part in planned.parts(out, again=again):
+        run_part(part, work(planned), engine, activity)
 
 
 def _examples(planned: Sweep, out: Path, *, only_draw: bool, redact: bool) -> Sequence[Finding]:

@@ -189,8 +189,27 @@ def _by_replay(
     ]
     labels = None if fit.labels is None else torch.where(fit.matched, fit.labels, -1)
     proof = Proof.REPLAY if fit.can_compare else Proof.PATTERN
-    remark = "" if fit.told or fit.labels is not None else _ANY_LOSS
+    remark = _other_rate(found, fit) if fit.told or fit.labels is not None else _ANY_LOSS
     return _composed(found, rulings, proof, labels, remark)
+
+
+def _other_rate(found: Recovered, fit: Fit) -> str:
+    """That one local step was not as long as the learning rate told makes it; else empty."""
+    view, protocol = found.view, found.view.protocol
+    told = (
+        view.trained and protocol.given("lr") and not protocol.given("clip", "clients", "reduction")
+    )
+    if not told or view.rounds is not None or fit.weights is None or not fit.agrees:
+        return ""
+    ratio = float(fit.weights.median()) * (view.samples or found.b) / found.b
+    if 2 * fit.weighing_alike <= found.b or abs(ratio - 1) <= float(fit.weight_error.max()):
+        return ""
+    return (
+        f"the client's step was {ratio:.3g} times as long as the learning rate that was told makes it: "
+        f"either its rate was {ratio * protocol.rate:.3g} and not {protocol.rate:g}, or its loss was "
+        "summed, what it sent was scaled, or samples left no trace. What was recovered is the same at "
+        "any rate"
+    )
 
 
 _ANY_LOSS = (

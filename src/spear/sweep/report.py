@@ -156,8 +156,9 @@ def sweep_report(
     examples: Sequence[Finding] = (),
     settings: Mapping[str, Any] | None = None,
     seconds: float | None = None,
+    interrupted: bool = False,
 ) -> Report:
-    """The report on the rows in `out`; nothing is run."""
+    """The report on the rows in `out`; nothing is run. Of an interrupted run it says so."""
     found, data = sweep.summary(out), sweep.subject.samples()
     classes = data.classes is not None
     cases = [case_of(leakage, sweep.grid.base, classes) for leakage in found]
@@ -172,10 +173,14 @@ def sweep_report(
     except MissingExtra as error:
         drawn = ()
         remarks.append(Remark(Level.NOTE, "plots", f"Not drawn: {error}"))
+    told = headline(found, cases)
+    if interrupted:
+        told = f"Interrupted, so far: {told}"
+        remarks.insert(0, _left(sweep, out))
     return Report.new(
         "audit",
         "Where leakage starts and stops",
-        headline(found, cases),
+        told,
         examples,
         remarks=remarks,
         tables=tuple(table(sweep, found) for table in _TABLES),
@@ -195,6 +200,16 @@ def sweep_report(
         overall=_overall(found),
         cases=cases,
     )
+
+
+def _left(sweep: Sweep, out: Path) -> Remark:
+    """How much of the run was done when it was interrupted."""
+    parts = sweep.parts(out)
+    done, total = sum(len(part.rows) for part in parts), sum(len(part.trials) for part in parts)
+    words = (
+        f"{done} of {total} attacks and training runs are in it; the same command does the others."
+    )
+    return Remark(Level.NOTE, "interrupted", words)
 
 
 def case_of(leakage: Leakage, base: Setting, classes: bool) -> Case:
