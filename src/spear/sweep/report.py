@@ -46,9 +46,11 @@ def leakage_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
     }
     caption = (
         f"{sweep.repeats} private batches per setting, each with weights of its own. A setting is "
-        "named by what differs from the base. Leaks: share of batches from which anything came back; "
-        "exact: of those that came back whole; best: PSNR of the best sample; cost: what a defence "
-        "takes off the held-out " + ("accuracy." if classes else "loss.")
+        "named by what differs from the base: b samples in a batch, lr the local learning rate, C the "
+        "clipping norm, z the noise multiplier, σ the noise, ε the privacy budget. Leaks: share of "
+        "batches from which anything came back; exact: of those that came back whole; best: PSNR of "
+        "the best sample; cost: what a defence takes off the held-out "
+        + ("accuracy." if classes else "loss.")
     )
     return _table("Leakage and cost", columns, found, caption)
 
