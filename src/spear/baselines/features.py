@@ -144,7 +144,7 @@ def _distance(network: nn.Module, wanted: Tensor) -> Distances:
     size = wanted.square().sum(1).clamp_min(torch.finfo(wanted.dtype).tiny)  # (k,)
 
     def distance(X: Tensor) -> Tensor:
-        seen = functional_call(network, {**state, **buffers}, (X,)).flatten(1)
+        seen: Tensor = functional_call(network, {**state, **buffers}, (X,)).flatten(1)
         return (seen - wanted).square().sum(1) / size
 
     return distance
@@ -166,7 +166,8 @@ class _Waves:
 
     def images(self, P: Tensor) -> Tensor:
         spectrum = torch.view_as_complex(P) * self.weight
-        return torch.fft.irfft2(spectrum, s=self.size, norm="forward")
+        X: Tensor = torch.fft.irfft2(spectrum, s=self.size, norm="forward")
+        return X
 
     def parameters(self, X: Tensor) -> Tensor:
         return torch.view_as_real(torch.fft.rfft2(X, norm="forward") / self.weight)
