@@ -1,9 +1,11 @@
 """What a user sees: one screen, the width of the terminal, progress, and what Tab completes."""
 
+import contextlib
 import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -273,24 +275,24 @@ def test_the_judge_says_what_it_is_at():
     ]
 
 
-@pytest.fixture
-def bash(folder):
-    """A real bash on a pseudo-terminal, with completion on; a function that types, and reads until it
-    has seen a word."""
+@contextlib.contextmanager
+def shell(command, folder):
+    """A real shell with `spear` on a pseudo-terminal: types, and reads until it has seen a word."""
     program = folder / "bin" / "spear"
-    program.parent.mkdir()
+    program.parent.mkdir(exist_ok=True)
     program.write_text(f"#!{sys.executable}\nfrom spear.__main__ import main\nmain()\n")
     program.chmod(0o755)
     environment = {
         **os.environ,
         "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(folder),
         "PS1": "$ ",
         "TERM": "dumb",
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
     here, there = pty.openpty()
     with subprocess.Popen(
-        ["bash", "--norc", "--noprofile", "-i"],
+        command,
         **{"stdin": there, "stdout": there, "stderr": there},
         **{"env": environment, "cwd": folder, "start_new_session": True},
     ) as process:
@@ -305,10 +307,28 @@ def bash(folder):
                     seen += os.read(here, 4096).decode()
             return seen
 
-        typed('eval "$(_SPEAR_COMPLETE=source_bash spear)"; echo re""ady\n', "ready")
         yield typed
         process.kill()
     os.close(here)
+
+
+@pytest.fixture
+def bash(folder):
+    """A bash with completion on."""
+    with shell(["bash", "--norc", "--noprofile", "-i"], folder) as typed:
+        typed('eval "$(_SPEAR_COMPLETE=source_bash spear)"; echo re""ady\n', "ready")
+        yield typed
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_the_first_tab_completes_in_zsh(folder):
+    with shell(["zsh", "-i", "-f"], folder) as typed:
+        typed('spear --install-completion; spear --install-completion; echo do""ne\n', "done")
+    assert (folder / ".zfunc" / "_spear").read_text().count("loadautofunc") == 1
+    with shell(["zsh", "-i"], folder) as typed:
+        typed('echo re""ady\n', "ready")
+        typed("spear reproduce bat\t", "ch_size")
+        typed("\x15spear demo --finder c\t", "ascade")
 
 
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash")

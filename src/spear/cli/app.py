@@ -6,13 +6,14 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import spear
 from spear.cli import audit, bench, check, data, demo, docs, invert, rows, theory
-from spear.cli.completion import as_typed
+from spear.cli.completion import as_typed, complete_at_first_tab
 from spear.cli.console import PlainConsole, complain, give_up_stdout
 from spear.cli.reproduce import reproduce
 from spear.errors import SpearError
@@ -46,6 +47,8 @@ def run() -> None:
             app()
         finally:
             sys.stdout.flush()
+            if "--install-completion" in sys.argv:
+                complete_at_first_tab(Path.home() / ".zfunc" / "_spear")
     except Exception as error:
         if debug:
             raise

@@ -14,6 +14,9 @@ from spear import plugins
 from spear.experiments import installed, names
 
 FINDERS = ("cascade", "sampling")
+_AT_ONCE = """
+[[ $zsh_eval_context[-1] == loadautofunc ]] && _spear_completion "$@"
+"""
 _HOLDERS = ("weights", "update", "after", "difference")  # options whose file has a layer's tensors
 
 
@@ -26,6 +29,14 @@ def as_typed(line: str, word: int) -> tuple[str, int]:
     """
     joined, count = re.subn(r"\s([:=])\s", r"\1", line)
     return joined, word - 2 * count
+
+
+def complete_at_first_tab(script: Path) -> None:
+    """zsh runs the script that Typer installs at the first Tab, and it only says who completes: let it
+    complete as well."""
+    if script.is_file() and _AT_ONCE not in script.read_text(encoding="utf-8"):
+        with script.open("a", encoding="utf-8") as file:
+            file.write(_AT_ONCE)
 
 
 def one_of(values: Iterable[str]) -> Callable[[str], list[str]]:
