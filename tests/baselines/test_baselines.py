@@ -288,7 +288,7 @@ def test_what_is_no_update_is_refused(attack):
         (FeatureInversion, {"iterations": 0}),
         (FeatureInversion, {"lr": 0.0}),
         (FeatureInversion, {"total_variation": -1.0}),
-        (FeatureInversion, {"spread": math.nan}),
+        (FeatureInversion, {"decay": math.nan}),
     ],
 )
 def test_options_are_checked(attack, options):

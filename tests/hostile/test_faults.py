@@ -160,7 +160,9 @@ def test_an_impatient_ctrl_c_keeps_the_rows_and_the_command_goes_on(tmp_path):
     assert results(out).items() <= expected.items()
     run(planned, out)
     assert results(out) == expected
-    names = {path.name for path in out.iterdir()}  # the page, if there was time for it, but no pieces
+    names = {
+        path.name for path in out.iterdir()
+    }  # the page, if there was time for it, but no pieces
     assert {"leakage.jsonl", "leakage.lock"} <= names
     assert names <= {"leakage.jsonl", "leakage.lock", "examples.json", "report.html"}
 

@@ -575,3 +575,11 @@ def test_updates_that_were_not_attacked_are_not_counted_as_such():
     left = dataclasses.replace(left, cause=Cause.NOT_ATTACKED)
     page = Report("flower", "", "", (attacked, left)).page()
     assert "<dt>update attacked</dt><dd>1</dd>" in page
+
+
+def test_an_infinite_epsilon_is_shown_in_tables():
+    epsilons = Table(
+        "Epsilons", ("setting", "ε"), (("no noise", math.inf), ("z = 1", 3.2), ("lost", math.nan))
+    )
+    shown = Report("audit", "Noise", "Tried.", tables=(epsilons,)).page()
+    assert [shown.count(f">{words}</td>") for words in ("∞", "3.2", "–")] == [1, 1, 1]

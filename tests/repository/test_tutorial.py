@@ -46,6 +46,13 @@ def printed(cell):
     return "".join(streams + values)
 
 
+def comparable(text):
+    """Without what rounding decides, which differs from processor to processor."""
+    return re.sub(
+        r"of column \d+ where (.*) is [\d.e+]+ times", r"of a column where \1 is too large", text
+    )
+
+
 def pictures(cell):
     return sum("image/png" in output.get("data", {}) for output in cell.outputs)
 
@@ -72,7 +79,7 @@ def test_the_one_for_researchers_runs_and_says_the_same(tmp_path):
     stored, fresh = read(DOCS / "research.ipynb"), read(tmp_path / "fresh.ipynb")
     for before, after in zip(stored.cells, fresh.cells, strict=True):
         if before.cell_type == "code":
-            assert printed(after) == printed(before), before.source
+            assert comparable(printed(after)) == comparable(printed(before)), before.source
             assert pictures(after) == pictures(before)
     text = "".join(map(printed, (cell for cell in fresh.cells if cell.cell_type == "code")))
     for words in ("cascade (ours)", "sampling (the paper's)", "walking (this notebook)"):

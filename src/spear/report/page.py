@@ -208,7 +208,7 @@ def _environment() -> Environment:
         "setting": words.setting,
         "svg_uri": _svg_uri,
     }
-    environment.tests["orderable"] = words.is_number
+    environment.tests |= {"orderable": words.is_number, "endless": words.is_endless}
     environment.globals |= {
         "LONG": _LONG,
         "MOST_LINES": evidence.MOST_LINES,

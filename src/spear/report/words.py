@@ -150,14 +150,14 @@ def _of_findings(outcome: Outcome, findings: Sequence[Finding]) -> Headline:
 
 def cell(value: Cell) -> str:
     """A table's cell as text: thousands separated, four digits, yes and no."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return NONE
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}" if abs(value) >= 10_000 else str(value)
     if isinstance(value, float):
-        return number(value)
+        return number(value) if math.isfinite(value) else "∞" if value > 0 else "-∞"
     return value
 
 
@@ -180,11 +180,16 @@ def is_number(value: object) -> bool:
     return real and math.isfinite(value)  # type: ignore[arg-type]
 
 
+def is_endless(value: object) -> bool:
+    """Is it infinite, such as ε without noise, or no number at all?"""
+    return isinstance(value, float) and not math.isfinite(value)
+
+
 def numeric_columns(rows: Sequence[Sequence[Cell]], columns: int) -> list[bool]:
     """Which columns hold only numbers, and are aligned to the right."""
     return [
         any(is_number(row[i]) for row in rows)
-        and all(row[i] is None or is_number(row[i]) or row[i] != row[i] for row in rows)
+        and all(row[i] is None or is_number(row[i]) or is_endless(row[i]) for row in rows)
         for i in range(columns)
     ]
 
