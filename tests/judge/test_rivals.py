@@ -269,6 +269,22 @@ def test_clipped_samples_are_not_called_several():
     assert rivals.merge(found, fit).excluded.tolist() == [True] * 6
 
 
+@pytest.mark.parametrize(("factor", "single"), [(1.0, True), (1.1, False)])
+def test_a_sample_that_alone_was_not_clipped_weighs_as_one_of_all(factor, single, monkeypatch):
+    """If the client divides by another number, its weight may be that of several."""
+    monkeypatch.setattr(rivals, "merge_radius", lambda found, fit: 1e-2 * found.X.abs().amax(1))
+    x, y = gaussian(6, 60), labels(6)
+    model = net(60, 10)
+    alone = [clipped_sum(model, x[[i]], y[[i]], 1e9).values() for i in range(6)]
+    norms = torch.tensor([sum(float(g.square().sum()) for g in sent) ** 0.5 for sent in alone])
+    share = float(norms.sort().values[:2].mean() / norms.median())
+    sent = {name: factor * g for name, g in clipped_sum(model, x, y, share).items()}
+    found = recovered(Planted(model, x, y, sent))
+    ruling = rivals.merge(found, fit_of(found))
+    assert ruling.excluded.sum() == (6 if single else 5)
+    assert (rivals.DIVIDED_BY_ALL in ruling.assumptions) is single
+
+
 def test_uneven_weights_with_room_for_a_merge_exclude_nothing():
     """Tiny features: all samples of a label are near-duplicates, and weights say nothing."""
     x, y = 1e-5 * gaussian(4, 60), torch.full((4,), 3)

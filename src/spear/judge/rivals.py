@@ -54,6 +54,10 @@ NOT_ALL_MERGED = (
     "not every recovered sample is equally many merged into one (samples that switch on the same "
     "neurons can merge)"
 )
+DIVIDED_BY_ALL = (
+    "the client divides by the number of its samples, as a mean does (only one of them was not "
+    "clipped, and its weight is compared with that)"
+)
 WEIGHED_ALIKE = (
     "the client's loss weighs every class and sample alike, unless SPEAR was told otherwise"
 )
@@ -309,7 +313,7 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         assumptions = (GENERAL_POSITION, NOT_SCALED)
     elif not bool(harmless.all()):
         near = radius <= NEAR_DUPLICATE * spread
-        single, unlikely = _single(found, fit, near)
+        single, assumptions = _single(found, fit, near)
         # A trace that weighs as much as several is several, however near they are.
         heavy = _grouped(fit.weights, fit.weight_error)[1]
         # A single trace weighs as one sample, whatever it is made of. And what stands out beside the
@@ -317,7 +321,6 @@ def merge(found: Recovered, fit: Fit | None) -> Ruling:
         left_over = _difference_shows(found) & ~heavy.any()
         single = single & ~left_over & (found.b > 1)
         single = single | (harmless & ~heavy)
-        assumptions = (NOT_ALL_MERGED,) if unlikely else (NOT_ALL_PAIRED,)
         assumptions += (WEIGHED_ALIKE,) if not fit.told else ()
     if told is not None and told > found.b:
         single = single & (harmless | _weighs_one_of(told, found, fit))
@@ -537,28 +540,34 @@ def _spread(X: Tensor) -> float:
     return float(distances.median())
 
 
-def _single(found: Recovered, fit: Fit, near: Tensor) -> tuple[Tensor, bool]:
-    """Samples (b,) that weigh as single ones; and whether that rests on an unlikely coincidence."""
+def _single(found: Recovered, fit: Fit, near: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+    """Samples (b,) that weigh as single ones; and what that assumes."""
     assert fit.weights is not None
-    tolerance = fit.weight_error
-    single, unlikely = _by_groups(fit, fit.weights, tolerance, near)
+    single, unlikely = _by_groups(fit, fit.weights, fit.weight_error, near)
+    assumptions: tuple[str, ...] = (NOT_ALL_MERGED,) if unlikely else (NOT_ALL_PAIRED,)
     if _may_be_clipped(found, fit) and not bool(single.all()):
-        single = single | (_by_clipping(found, fit) & near)
-    return single & fit.matched, unlikely
+        explained, alone = _by_clipping(found, fit)
+        single = single | (explained & near)
+        assumptions += (DIVIDED_BY_ALL,) if alone else ()
+    return single & fit.matched, assumptions
 
 
-def _by_clipping(found: Recovered, fit: Fit) -> Tensor:
+def _by_clipping(found: Recovered, fit: Fit) -> tuple[Tensor, bool]:
     """Weights (b,) that clipping by norm explains: c as they are, or K / norm where that is less.
 
-    Several must share c, several K, and most samples must be among them.
+    Most samples must be among them, and several share K. Several must share c, too, or a single one has
+    the weight of one of b in a mean, and a norm that clipping leaves alone.
     """
     assert fit.weights is not None
     tolerance = fit.weight_error
     clipped = fit.weights * gradient_norms(found, fit)
     alike, multiple = _grouped(clipped, tolerance)
-    whole = (fit.weights / fit.weights.max() - 1).abs() <= 2 * tolerance
-    explained = (whole & (int(whole.sum()) > 1)) | ((alike > 1) & ~multiple)
-    return explained & (2 * int(explained.sum()) > len(explained))
+    heaviest = fit.weights.max()
+    whole = (fit.weights / heaviest - 1).abs() <= 2 * tolerance
+    alone = whole & (int(whole.sum()) == 1) & ((heaviest - 1).abs() <= tolerance)
+    alone = alone & (clipped <= clipped[alike.argmax()])
+    explained = (whole & (int(whole.sum()) > 1)) | alone | ((alike > 1) & ~multiple)
+    return explained & (2 * int(explained.sum()) > len(explained)), bool(alone.any())
 
 
 def _may_be_clipped(found: Recovered, fit: Fit) -> bool:
