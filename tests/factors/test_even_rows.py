@@ -11,7 +11,7 @@ from spear.factors import factorise
 from spear.factors.factorisation import even_rows
 from spear.federated import fedsgd
 from spear.inversion import _worse
-from spear.judge.replay import in_known_rows, relative_distance, weight_along
+from spear.judge.fit import in_known_rows, relative_distance, weight_along
 from spear.search.kernels import certain_zeros, unit
 from support.planted import plant, seeded, true_directions, weighed
 

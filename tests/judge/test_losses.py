@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import spear
 from spear.federated import fedavg, fedsgd
 from spear.judge import certify
+from spear.judge.fit import LossKind
 from spear.judge.losses import Criterion, Outputs, UserCodeFailed
-from spear.judge.replay import LossKind
 from support.planted import Planted, fit_of, gaussian, labels, module, recovered, worst_error
 
 N, M = 40, 60

@@ -6,8 +6,10 @@ from torch import nn
 
 import spear
 from spear.federated import fedsgd
+from spear.judge.fit import Fit, LossKind
+from spear.judge.fitting import fit_losses
 from spear.judge.losses import compares_numbers
-from spear.judge.replay import Fit, LossKind, Replay, fit_losses
+from spear.judge.replay import Replay
 from support.planted import (
     Planted,
     fit_of,

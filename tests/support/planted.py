@@ -14,8 +14,9 @@ from spear import data
 from spear.factors import Factors, Side, factorise
 from spear.federated import fedsgd, mlp
 from spear.federated.defences import add_noise
+from spear.judge.fit import Fit
+from spear.judge.fitting import fit_losses
 from spear.judge.layer import Recovered
-from spear.judge.replay import Fit, fit_losses
 from spear.judge.selection import Selection, _Matching
 from spear.search.directions import Directions
 from spear.search.dual import DualProblem, dual_problem

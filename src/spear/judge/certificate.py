@@ -17,6 +17,7 @@ from spear.errors import Declined
 from spear.factors import Factors
 from spear.judge import rivals
 from spear.judge.causes import Cause, Proof
+from spear.judge.fit import Fit
 from spear.judge.layer import (
     Recovered,
     bias_in_span,
@@ -26,7 +27,7 @@ from spear.judge.layer import (
     rows_that_tell,
 )
 from spear.judge.losses import Loss, UserCodeFailed
-from spear.judge.replay import Fit, declined, replaying
+from spear.judge.replay import declined, replaying
 from spear.judge.replay_rounds import fit_rounds
 from spear.judge.rivals import Ruling
 from spear.judge.selection import Selection

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from spear.errors import Declined
+from spear.judge.fit import Fit
+from spear.judge.fitting import fit_losses
 from spear.judge.layer import Recovered
 from spear.judge.losses import Loss
-from spear.judge.replay import Fit, fit_losses
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from spear import theory
 from spear.factors import Factors
 from spear.judge.causes import Cause
+from spear.judge.fit import Fit
 from spear.judge.layer import Recovered, bias_in_span, signs_hold, spare_rows
 from spear.judge.losses import gradients_of
-from spear.judge.replay import Fit
 from spear.judge.simulation import Simulated, scale_claimed
 from spear.search import SIGN_AGREEMENT, redundancy, smallest_singular, unit
 from spear.tolerances import (
