@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ LOOK_AT = (
 )
 WIDTHS = {2: range(2, 41, 2), 4: range(4, 41, 4), 6: range(8, 41, 4), 8: range(12, 41, 4)}
 SOURCES = {"lemma": "the lemma's distribution", "cifar10": "six-layer networks, CIFAR-10"}
-CURVES = {
+CURVES: dict[str, tuple[Callable[[int, int, float], float], str, str]] = {
     "the paper's bound": (theory.failure_bound, "--", plots.GREY),
     "the paper's approximation": (theory.failure_approximation, "-", plots.GREY),
     "bound by columns": (theory.failure_bound_by_columns, ":", plots.GREEN),
