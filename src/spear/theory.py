@@ -211,7 +211,11 @@ def sparsity_threshold(m: int, p_fr: float = 1e-5) -> float:
 
 
 def failure_bound(b: int, m: int, p_fr: float = 1e-9) -> float:
-    """Upper bound on the probability that even exhaustive sampling misses a direction."""
+    """The paper's bound on the probability that even exhaustive sampling misses a direction.
+
+    It takes submatrices to be singular independently, and is too low where `failure_at_least` is above
+    it; `failure_bound_by_columns` holds.
+    """
     missed = 1 - _full_rank_submatrix_exists(b, m, SINGULAR_BASE)
     return min(1.0, b * missed - math.expm1(b * math.log1p(-p_fr)))
 

@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ from support.planted import plant
 
 pytest.importorskip("matplotlib", reason="needs the plots extra")
 
+ROOT = Path(__file__).parents[2]
 FIGURES = (
     *("failure", "failure_validation", "batch_size", "architecture", "two_stages", "training"),
     *("rounds", "rounds_rate", "rounds_aggregation", "rounds_fedavg", "rounds_noise"),
@@ -139,6 +141,11 @@ def test_the_papers_bound_is_proved_wrong_in_its_own_figure():
     assert over[4, 40] > 100
     assert all(theory.failure_bound(2, m) > theory.failure_at_least(2, m) for m in range(2, 41))
     assert len(over) < points()
+    page = " ".join((ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8").split())
+    words = (
+        f"at {len(over)} of the {points()} sizes of Figure 8, up to {max(over.values()):.0f} times"
+    )
+    assert words in page
 
 
 def test_a_block_of_matrices_is_counted_both_ways():
