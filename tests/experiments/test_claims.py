@@ -97,8 +97,11 @@ def test_noise_that_hides_nothing_confirms():
 
 def test_sums_that_never_give_way_confirm_secure_aggregation():
     claim = JUDGES["aggregation"]
-    _, verdict = claim.judge(changed(claim, {"recovered": 0, "exact": False}))
+    told, verdict = claim.judge(changed(claim, {"recovered": 0, "exact": False}))
     assert verdict is Verdict.CONFIRMED
+    assert told.startswith(
+        "2 to 10 clients of 20 samples, m = 50: after one round samples came back"
+    )
 
 
 def test_a_second_stage_that_decides_batches_confirms():

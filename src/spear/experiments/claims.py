@@ -363,9 +363,11 @@ def aggregation(rows: AllRows) -> tuple[str, Verdict]:
         whole = [r for r in rounds if all(metric(where(group, rounds=r), "exact") or [0])]
         ever.append(bool(whole))
         ends += whole[:1]
+    each = sorted({r.settings["b"] // r.settings["clients"] for r in own})
+    many = f"{groups[0][0]} to {groups[-1][0]} clients of {' or '.join(map(str, each))} samples"
     ours = (
-        f"after one round samples came back in {len(once)} runs, and with more rounds all samples in "
-        f"{sum(ever)} of {len(ever)} groups of clients"
+        f"{many}, m = {' or '.join(map(str, values_of(own, 'm')))}: after one round samples came back "
+        f"in {len(once)} runs, and with more rounds all samples in {sum(ever)} of {len(ever)} groups"
     )
     if ends:
         ours += f", from {min(ends)} to {max(ends)} rounds on"
@@ -554,8 +556,9 @@ CLAIMS = (
     Claim(
         "Secure aggregation over many clients makes recovery intractable",
         "“might prove instrumental” (Section 9)",
-        "confirmed if nothing came back after any number of rounds; refuted if samples came "
-        "back after a single one; qualified if only after several",
+        "for sums of nearly as many samples as neurons, or more: fewer come back like one client's. "
+        "Confirmed if nothing came back after any number of rounds; refuted if samples came back "
+        "after a single one; qualified if only after several",
         ("rounds_aggregation",),
         aggregation,
     ),
