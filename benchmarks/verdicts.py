@@ -245,7 +245,8 @@ def unseen(rows: list[Row]) -> str:
     bare = [r for r in rows if r.settings["door"] == "bare"]
     hit = [r for r in bare if r.metrics["invisible_exact"] or r.metrics["invisible_certified"]]
     families = Counter(r.settings["family"] for r in hit).most_common()
-    named = f" ({', '.join(f'{name} {count}' for name, count in families)})" if families else ""
+    told = ", ".join(f"{name} {count}" for name, count in families)
+    named = f" ({len(hit)} inversions with one or the other: {told})" if families else ""
     return (
         f"Besides, of {len(bare):,} bare layers, {sum(r.metrics['invisible_exact'] for r in bare)} are "
         f"called EXACT wrongly and {sum(r.metrics['invisible_certified'] for r in bare)} samples are "

@@ -1,4 +1,5 @@
 import math
+from itertools import combinations, permutations, product
 
 import numpy as np
 import pytest
@@ -65,6 +66,42 @@ def test_the_approximation_stays_below_the_bound(b, m):
     assert (
         0 <= theory.failure_approximation(b, m) <= theory.failure_bound(b, m) + 1e-12 <= 1 + 1e-12
     )
+
+
+def nested_zeros(b, m):
+    """P(some column of m random rows is zero wherever another is), by all matrices of zeros."""
+    matrices = product(product((False, True), repeat=m), repeat=b)
+    pairs = list(permutations(range(b), 2))
+    found = [
+        any(all(zj for zi, zj in zip(c[i], c[j], strict=True) if zi) for i, j in pairs)
+        for c in matrices
+    ]
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize(("b", "m"), [(2, 1), (2, 5), (3, 3), (3, 4), (4, 3)])
+def test_what_fails_at_least_is_no_more_than_what_fails(b, m):
+    exact = nested_zeros(b, m)
+    assert 0.75**m <= theory.failure_at_least(b, m) <= exact + 1e-12
+    assert b > 2 or theory.failure_at_least(b, m) == pytest.approx(exact)
+
+
+@given(st.integers(1, 30), st.integers(1, 200))
+def test_the_bounds_that_hold_are_in_order(b, m):
+    assert 0 <= theory.failure_at_least(b, m) <= theory.failure_bound_by_columns(b, m)
+
+
+def test_pairs_of_nested_columns_are_counted_by_kind():
+    """Bonferroni's second sum, by every pair of events and every row of zeros."""
+    b, m = 5, 20
+    rows = list(product((False, True), repeat=b))
+    events = list(permutations(range(b), 2))
+    both = [
+        sum(all(z[j] for i, j in pair if z[i]) for z in rows) / len(rows)
+        for pair in combinations(events, 2)
+    ]
+    expected = len(events) * 0.75**m - sum(p**m for p in both)
+    assert theory.failure_at_least(b, m) == pytest.approx(expected)
 
 
 @given(st.integers(1, 2000), st.floats(1e-12, 0.4))

@@ -211,7 +211,11 @@ def sparsity_threshold(m: int, p_fr: float = 1e-5) -> float:
 
 
 def failure_bound(b: int, m: int, p_fr: float = 1e-9) -> float:
-    """Upper bound on the probability that even exhaustive sampling misses a direction."""
+    """The paper's bound on the probability that even exhaustive sampling misses a direction.
+
+    It takes submatrices to be singular independently, and is too low where `failure_at_least` is above
+    it; `failure_bound_by_columns` holds.
+    """
     missed = 1 - _full_rank_submatrix_exists(b, m, SINGULAR_BASE)
     return min(1.0, b * missed - math.expm1(b * math.log1p(-p_fr)))
 
@@ -237,6 +241,28 @@ def failure_bound_by_columns(b: int, m: int, p_fr: float = 1e-9) -> float:
     lacking = np.array([_rank_lacking(b - 1, rows) for rows in k.tolist()])
     missed = b * float(np.sum(scipy.stats.binom.pmf(k, m, 0.5) * lacking))
     return min(1.0, missed - math.expm1(b * math.log1p(-p_fr)))
+
+
+def failure_at_least(b: int, m: int) -> float:
+    """A bound from below on the same: no data, no simulation, and no assumption but the lemma's.
+
+    A direction is missed for certain if some other column is zero wherever its own is. Of the b (b-1)
+    such events each has probability (3/4)^m, and Bonferroni's inequality bounds their union: all of
+    them, less all pairs of them. Where this lies above `failure_bound`, the paper's bound is no bound.
+
+    >>> failure_at_least(4, 40) > 100 * failure_bound(4, 40)
+    True
+    """
+    _check(b, m)
+    if b == 1:
+        return 0.0
+    events = b * (b - 1)
+    equal = b * (b - 1) // 2  # pairs of events: i's zeros are j's, and j's are i's
+    chains = b * (b - 1) * (b - 2)  # i's are j's, and j's are k's
+    common = b * (b - 1) * (b - 2)  # one source or one target: half of them each
+    apart = math.comb(events, 2) - equal - chains - common  # four different columns
+    pairs = (equal + chains) * 0.5**m + common * 0.625**m + apart * 0.5625**m
+    return max(0.75**m, events * 0.75**m - pairs)
 
 
 @cache

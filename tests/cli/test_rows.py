@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("typer", reason="needs the cli extra")
 pytest.importorskip("rich", reason="needs the cli extra")
 from spear.trials import Row, RowFile, Status
+from support.command_line import in_a_process
 from support.command_line import in_this_process as spear
 
 COMMITTED = Path(__file__).parents[2] / "results"
@@ -93,9 +95,31 @@ def test_the_table_on_the_terminal_shows_what_differs(folder):
     assert "2 rows, all with seed x; --csv FILE has every column" in shown
 
 
+@pytest.mark.parametrize("width", [50, 120])
+def test_no_column_of_a_narrow_terminal_is_cut(width):
+    environment = {**os.environ, "COLUMNS": str(width)}
+    done = in_a_process("rows", "main", "--results", COMMITTED, env=environment)
+    lines = done.stdout.splitlines()
+    assert "…" not in "".join(lines)
+    assert max(map(len, lines)) <= width
+    titles = lines[0].split()
+    assert {"seed", "outcome"} <= set(titles)
+    told = " ".join(lines[lines.index("") :])
+    assert ("no room here for" in told) == ("took" not in titles)
+    for title in ("data", "finder", "exact", "psnr", "took"):
+        assert (title in titles) or title in told.rpartition("no room here for")[2]
+
+
+def test_a_number_of_the_paper_names_its_rows():
+    assert spear("rows", "Table 8", "--results", COMMITTED).stdout == (
+        spear("rows", "one_label", "--results", COMMITTED).stdout
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["Table 12"], "the paper has no 'Table 12': its tables are 1 to 11, its figures 1 to 13"),
         (["nope"], "an experiment that has rows in"),
         (["none.jsonl"], "there is no file none.jsonl"),
         (["mine", "--csv", "."], "got the folder"),

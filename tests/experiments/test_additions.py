@@ -216,6 +216,9 @@ def test_a_table_names_the_finder_in_the_place_of_ours(folder):
     assert named == ["my_finder.py:Mine"] * 5 + ["sampling"] * 3
     ours = pages.write("main", folder, folder / "drawn").markdown()
     assert ours.count("| cascade |") == 5
+    people = pages.write("tabular", folder, folder / "drawn", theirs).markdown()
+    assert "SPEAR, ours" not in people
+    assert people.count("| my_finder.py:Mine |") == 3
 
 
 def test_changed_code_starts_new_rows_wherever_it_is(folder):

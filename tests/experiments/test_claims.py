@@ -97,8 +97,11 @@ def test_noise_that_hides_nothing_confirms():
 
 def test_sums_that_never_give_way_confirm_secure_aggregation():
     claim = JUDGES["aggregation"]
-    _, verdict = claim.judge(changed(claim, {"recovered": 0, "exact": False}))
+    told, verdict = claim.judge(changed(claim, {"recovered": 0, "exact": False}))
     assert verdict is Verdict.CONFIRMED
+    assert told.startswith(
+        "2 to 10 clients of 20 samples, m = 50: after one round samples came back"
+    )
 
 
 def test_a_second_stage_that_decides_batches_confirms():
@@ -112,3 +115,70 @@ def test_two_networks_that_differ_refute_independence():
     rows = changed(claim, {"exact": False}, lambda row: row.settings["m"] >= 800)
     many = {"architecture": rows["architecture"] * 5}
     assert claim.judge(many)[1] is Verdict.REFUTED
+
+
+def test_a_second_stage_that_decides_small_batches_alone_does_not_confirm():
+    claim = JUDGES["second_stage"]
+    small = changed(
+        claim, {"exact_both": True, "exact_first": False}, lambda row: row.settings["b"] <= 8
+    )
+    assert claim.judge(small)[1] is Verdict.QUALIFIED
+
+
+def test_the_bound_is_refuted_without_a_count():
+    """That it fails follows from the lemma's assumptions: a count without failures changes nothing."""
+    claim = JUDGES["failure"]
+    told, verdict = claim.judge(changed(claim, {"failures": 0}))
+    assert verdict is Verdict.REFUTED
+    assert "proved to fail more often than it allows at 13 of 47 sizes (up to 124 times)" in told
+    assert "Counts lie above it at 0 of 47 sizes" in told
+
+
+def test_few_batches_of_a_network_confirm_nothing():
+    claim = JUDGES["shape_of_network"]
+    rows = {"architecture": [row for row in COMMITTED["architecture"] if row.seed < 2]}
+    assert claim.judge(rows)[1] is Verdict.QUALIFIED
+    assert claim.judge({"architecture": rows["architecture"] * 5})[1] is Verdict.CONFIRMED
+
+
+def test_few_batches_of_a_finder_confirm_nothing():
+    claim = JUDGES["accuracy"]
+    few = [row for row in COMMITTED["main"] if row.settings["finder"] == "cascade"]
+    few += [row for row in COMMITTED["main"] if row.settings["finder"] == "sampling"][:4]
+    assert claim.judge({"main": few})[1] is Verdict.QUALIFIED
+
+
+def test_counts_of_small_batches_contradict_no_lemma():
+    """Its q is a lower bound, and the paper's figure is flat below 10,000."""
+    claim = JUDGES["submatrices"]
+    small = changed(claim, {"submatrices": 5.0}, lambda row: row.settings["b"] <= 10)
+    assert claim.judge(small)[1] is claim.judge(COMMITTED)[1]
+    large = changed(claim, {"submatrices": 5.0}, lambda row: row.settings["b"] == 14)
+    assert claim.judge(large)[1] is Verdict.QUALIFIED
+
+
+def test_one_large_batch_puts_nothing_within_reach():
+    claim = JUDGES["exponential"]
+    frontier = [row for row in COMMITTED["frontier"] if row.settings["b"] <= 25]
+    one = next(
+        row
+        for row in COMMITTED["frontier"]
+        if row.settings["b"] > 100 and row.settings["finder"] == "cascade" and row.metrics["exact"]
+    )
+    rows = {"batch_size": COMMITTED["batch_size"], "frontier": [*frontier, one]}
+    assert claim.judge(rows)[1] is Verdict.CONFIRMED
+    rows["frontier"] += [one] * 4
+    assert claim.judge(rows)[1] is Verdict.QUALIFIED
+
+
+def test_trained_networks_are_held_to_the_paper_and_not_to_every_batch():
+    claim = JUDGES["trained"]
+    rows = changed(claim, {"matched": True, "submatrices": 5000.0})["training"] * 2
+    own = [row for row in rows if row.settings.get("threshold", 0) is None]
+    lost = replace(own[-1], metrics={**own[-1].metrics, "matched": False})
+    assert claim.judge({"training": [*rows, lost]})[1] is Verdict.CONFIRMED
+    slower = [
+        replace(row, metrics={**row.metrics, "submatrices": 9000.0 if row.settings["steps"] else 5})
+        for row in rows
+    ]
+    assert claim.judge({"training": slower})[1] is Verdict.QUALIFIED

@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,12 @@ from spear.experiments.common.searching import (
     finder_of,
     searched,
 )
-from spear.experiments.failure_validation import missed_by_looking, missed_by_rank
+from spear.experiments.failure_validation import (
+    missed_by_looking,
+    missed_by_rank,
+    paper_fails,
+    points,
+)
 from spear.factors import factorise
 from spear.judge.selection import select
 from spear.metrics import Rate
@@ -32,6 +38,7 @@ from support.planted import plant
 
 pytest.importorskip("matplotlib", reason="needs the plots extra")
 
+ROOT = Path(__file__).parents[2]
 FIGURES = (
     *("failure", "failure_validation", "batch_size", "architecture", "two_stages", "training"),
     *("rounds", "rounds_rate", "rounds_aggregation", "rounds_fedavg", "rounds_noise"),
@@ -119,6 +126,26 @@ def test_failures_keep_to_the_bound_by_columns_and_not_to_the_papers():
     low, high = Rate(int(missed_by_rank(D, 1e-9).sum()), len(D)).interval(0.999)
     assert low > 2 * theory.failure_bound(b, m)
     assert low < theory.failure_bound_by_columns(b, m) < 2 * high
+
+
+def test_what_fails_at_least_is_counted_too():
+    b, m = 4, 16
+    D = lemma_matrices(6000, b, m, seed=1)
+    _, high = Rate(int(missed_by_rank(D, 1e-9).sum()), len(D)).interval(0.999)
+    assert high / 2 < theory.failure_at_least(b, m) < high
+
+
+def test_the_papers_bound_is_proved_wrong_in_its_own_figure():
+    over = paper_fails()
+    assert min(over) == (4, 20)
+    assert over[4, 40] > 100
+    assert all(theory.failure_bound(2, m) > theory.failure_at_least(2, m) for m in range(2, 41))
+    assert len(over) < points()
+    page = " ".join((ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8").split())
+    words = (
+        f"at {len(over)} of the {points()} sizes of Figure 8, up to {max(over.values()):.0f} times"
+    )
+    assert words in page
 
 
 def test_a_block_of_matrices_is_counted_both_ways():

@@ -75,6 +75,7 @@ def test_without_settings_it_takes_about_a_minute_and_says_so(data_root, tmp_pat
     told = done.stderr.index("four small settings: about 5 s for our finder (--workers 1)")
     assert told < done.stderr.index("rows: 4 trials to run")
     assert done.stdout.count("1 of 1") == 4
+    assert done.stdout.endswith(f"\nrows: {tmp_path / 'rows.jsonl'}\n")
     assert "four small" not in in_this_process(*command, "--batches", "1").stderr  # all is done
 
 

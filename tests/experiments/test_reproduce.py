@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("typer", reason="needs the cli extra")
 pytest.importorskip("rich", reason="needs the cli extra")
 from spear.errors import InvalidOption
+from spear.experiments import FIGURES, TABLES
 from spear.experiments.common import catalogue
 from spear.experiments.common.drawing import latex, markdown, table
 from spear.experiments.common.only import Only
@@ -51,9 +52,28 @@ def test_the_list_names_every_table_and_figure_of_the_paper():
     assert all(name in shown.stdout for name in catalogue.names())
 
 
+def test_numbers_of_the_paper_are_those_of_the_experiments():
+    for kind, there in (("Table", TABLES), ("Figure", FIGURES)):
+        for number, name in enumerate(there, 1):
+            place = catalogue.load(name).place.split(" ", 1)
+            assert place[0].removesuffix("s") == kind
+            first, last = (int(re.findall(r"\d+", place[1])[end]) for end in (0, -1))
+            assert first <= number <= last
+            for words in (f"{kind} {number}", f"{kind.lower()}{number}", f"{kind[:3]}. {number}"):
+                assert catalogue.resolve([words, name]) == (name,)
+
+
+def test_a_table_is_drawn_by_its_number(tmp_path):
+    ended = spear("reproduce", "Table 8", "--only-draw", "--results", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "drawn" / "one_label.md").is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["Table 12"], "the paper has no 'Table 12': its tables are 1 to 11, its figures 1 to 13"),
+        (["fig 0"], "the paper has no 'fig 0'"),
         (
             ["no_such_thing"],
             "expected the name of an experiment, got 'no_such_thing'. There are claims",

@@ -1,5 +1,6 @@
 """A user's finder: mistakes are said, lies prove nothing, and what others would find is unharmed."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +118,9 @@ class OldCall(Wrapped):
         yield
 
 
+OLD_CALL = OldCall.search.__code__.co_firstlineno
+
+
 class NeverSure(Wrapped):
     def satisfied(self, factors, match):
         return torch.tensor([match, match])
@@ -134,7 +138,7 @@ class Confused(Wrapped):
         (Wrapped(overwriting), "search changed weight_grad in place: clone before changing"),
         (Shrinking(), "pool 2: it has 1 directions, the one before had 2: expected all"),
         (Forgetting(), "search returned None, expected an iterator"),
-        (OldCall(), "search failed at .*unexpected keyword argument"),
+        (OldCall(), rf"search failed at test_checking.py, line {OLD_CALL} .*unexpected keyword"),
         (NeverSure(), r"satisfied returned a tensor \(2,\), expected True or False"),
         (Confused(), r"satisfied failed at test_checking.py, line \d+ \(ZeroDiv"),
     ],
@@ -142,6 +146,48 @@ class Confused(Wrapped):
 def test_a_search_that_goes_wrong_is_said_with_its_place(finder, words):
     with pytest.raises(InvalidExtension, match=words):
         spear.invert(plant(4, m=60).view, finder=finder, max_seconds=20)
+
+
+class Numbered(Wrapped):
+    """Yields numpy's arrays, some of them or all."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names = names
+
+    def search(self, factors, *, generator, watch):
+        for pool in super().search(factors, generator=generator, watch=watch):
+            arrays = {name: getattr(pool, name).numpy() for name in self.names}
+            yield dataclasses.replace(pool, **arrays)
+
+
+@pytest.mark.parametrize(
+    ("names", "complaints"),
+    [
+        (
+            ["vectors", "zeros", "redundancy"],
+            [
+                "expected vectors as a tensor (b, c) = (4, c), got a ndarray",
+                "expected zeros as a tensor (rows, c) = (57, c), got a ndarray",
+                "expected redundancy as a tensor (c,) = (c,), got a ndarray",
+            ],
+        ),
+        (["vectors"], ["expected vectors as a tensor (b, c) = (4, c), got a ndarray"]),
+        (["zeros"], ["expected zeros as a tensor (rows, c) = (57, 4), got a ndarray"]),
+    ],
+)
+def test_an_array_of_numpy_is_all_that_is_complained_of(names, complaints):
+    with pytest.raises(InvalidExtension) as error:
+        spear.invert(plant(4, m=60).view, finder=Numbered(*names), max_seconds=20)
+    assert str(error.value).partition("pool 1: ")[2].split("; ") == complaints
+
+
+def test_an_object_that_lacks_a_method_is_told_which():
+    class Typo:
+        serch = satisfied = print
+
+    with pytest.raises(InvalidExtension, match="this Typo has no search"):
+        spear.invert(plant(4, m=60).view, finder=Typo())
 
 
 class Silent(Wrapped):

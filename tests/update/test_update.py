@@ -12,6 +12,7 @@ from torch.nn.utils import prune
 
 import spear
 from spear import InvalidOption, InvalidUpdate, LayerUpdate, NoAttackableLayer, SpearError, observe
+from spear.federated import fedsgd, mlp
 from support.judgements import bits
 from support.planted import bare, plant, worst_error
 
@@ -424,3 +425,21 @@ def test_a_difference_of_state_dicts_has_buffers_too():
     model.load_state_dict(before)
     view = observe(model, difference=d, lr=0.1, epochs=1)
     assert torch.allclose(view.weight_grad, gradient, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Linear(3, 4), r"of this Linear are itself \(4 x 3\)"),
+        (mlp(6, 3, width=9, depth=2, seed=0), r"are 0 \(9 x 6\), 2 \(3 x 9\)"),
+        (nn.ReLU(), "of this ReLU are none"),
+    ],
+)
+def test_another_model_has_to_have_the_layer(model, words):
+    net = mlp(6, 3, width=20, depth=2, seed=0)
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
+    view = observe(net, fedsgd(net, x, torch.tensor([0, 1])))
+    with pytest.raises(InvalidOption, match=f"the layer '0' of 20 x 6 .*{words}"):
+        view.with_model(model)
+    other = mlp(6, 3, width=20, depth=3, seed=1)
+    assert view.with_model(other).model is other

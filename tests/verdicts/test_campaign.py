@@ -154,3 +154,14 @@ def test_the_page_is_drawn_from_the_rows():
     assert verdicts.unseen(rows) in page
     assert verdicts.calibrations(rows) in page
     assert not any(r.metrics["wrong_exact"] or r.metrics["certified_wrong"] for r in rows)
+    run = {r.settings["family"] for r in rows}
+    words = f"draws updates of {len(verdict_cases.FAMILIES)} families"
+    assert words in page
+    missing = ", ".join(f"`{name}`" for name in verdict_cases.FAMILIES if name not in run)
+    assert f"(One family, {missing}, came after the run: the table has {len(run)}.)" in (
+        " ".join(page.split())
+    )
+    bare = [r for r in rows if r.settings["door"] == "bare"]
+    deceived = sum(r.metrics["invisible_exact"] for r in bare)
+    limits = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
+    assert f"was said of {deceived} of {len(bare):,} bare layers" in " ".join(limits.split())

@@ -1,7 +1,7 @@
 """Rival attacks behind the call of `spear.invert`: optimisation (Geiping), cocktail party (ICA); and
 the way from recovered features back to images."""
 
-from spear.baselines.attack import Attack, Bounds, pixel_bounds
+from spear.baselines.attack import Attack, Bounds, approximate, pixel_bounds
 from spear.baselines.by_name import ATTACKS, load_attack, made_attack
 from spear.baselines.cocktail import CocktailPartyAttack
 from spear.baselines.features import FeatureInversion, invert_features
@@ -15,6 +15,7 @@ __all__ = [
     "CocktailPartyAttack",
     "FeatureInversion",
     "GeipingAttack",
+    "approximate",
     "invert_features",
     "load_attack",
     "made_attack",

@@ -182,11 +182,15 @@ def approximate(
     inputs: Tensor,
     *,
     batch_size: int | None,
-    labels: Tensor | None,
-    stats: Mapping[str, float],
+    labels: Tensor | None = None,
+    stats: Mapping[str, float] | None = None,
     reason: str,
 ) -> Inversion:
-    """The result of an attack that proves nothing: pictures (k, n), none certified."""
+    """The result of an attack that proves nothing: guesses (k, n), none certified.
+
+    >>> approximate(torch.zeros(2, 3), batch_size=2, reason="a guess").certified.tolist()
+    [False, False]
+    """
     no = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     return Inversion(
         inputs=inputs.detach().flatten(1),
@@ -201,5 +205,5 @@ def approximate(
         match=None,
         labels=labels,
         predicted_error=None,
-        stats=stats,
+        stats=stats or {},
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from spear.cli import completion
 from spear.cli.console import MOST_TRIALS, PlainConsole
@@ -91,6 +92,7 @@ def bench(
     for table in tables if compared is None else [*tables, compared]:
         console.print()
         show_table(console, table)
+    console.print(escape(f"\nrows: {out}"), soft_wrap=True)
     if plot is not None:
         from spear.report import plots
 

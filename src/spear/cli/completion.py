@@ -57,6 +57,13 @@ def experiments(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in there if name.startswith(incomplete) and name not in given]
 
 
+def experiments_with_rows(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of the files of rows in --results that are not on the line yet."""
+    given = ctx.params.get("names") or ()
+    there = sorted(file.stem for file in Path(ctx.params["results"]).glob("*.jsonl"))
+    return [name for name in there if name.startswith(incomplete) and name not in given]
+
+
 def layers(ctx: typer.Context, incomplete: str) -> list[str]:
     """Linear layers of the model on the line, or of the weights. As the command will, this imports and
     calls the user's factory; what it prints is dropped, and where it fails nothing is completed."""

@@ -91,7 +91,8 @@ def reproduce(
 ) -> None:
     """Run the paper's tables and figures, and draw them with the paper's figures beside ours.
 
-    Experiments have the names that --list shows; "all" stands for all of the paper's and ours.
+    Experiments have the names that --list shows, or their numbers in the paper ("Table 3"); "all"
+    stands for all of the paper's and ours.
 
     An experiment of your own is a file with an EXPERIMENT: my_table.py.
     """

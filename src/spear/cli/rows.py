@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.markup import escape
 from rich.table import Table
 
+from spear.cli import completion
 from spear.cli.console import PlainConsole, shown
 from spear.cli.output_files import writable
 from spear.cli.progress import Activity
 from spear.errors import MissingData
+from spear.experiments import numbered
 
 if TYPE_CHECKING:
     from spear.trials import Row
@@ -48,13 +51,18 @@ _ORDER = (
     *("error", "engine", "commit", "versions", "pictures", "key"),
 )
 _SHORT = 40  # characters of a value on the terminal
+_GAP = 2  # columns between two of a table: rich's padding
 # Shown on the terminal: the others are in the CSV.
 _SUMMARY = ("exact", "psnr", "worst", "certified")
 
 
 def rows(
     names: Annotated[
-        list[str], typer.Argument(help="Experiments, or files of rows that end in .jsonl.")
+        list[str],
+        typer.Argument(
+            help="Experiments, or files of rows that end in .jsonl.",
+            autocompletion=completion.experiments_with_rows,
+        ),
     ],
     results: Annotated[Path, typer.Option(help="Folder of the experiments' rows.")] = Path(
         "spear-results"
@@ -86,8 +94,10 @@ def _read(name: str, results: Path) -> list[Row]:
     """The rows of an experiment by its name, or of a file."""
     from spear.trials import RowFile
 
-    own = Path(name).stem if name.endswith(".py") else name  # as `spear reproduce` takes it
-    path = Path(name) if name.endswith(".jsonl") else results / f"{own}.jsonl"
+    path = Path(name)
+    if not name.endswith(".jsonl"):  # as `spear reproduce` takes it
+        own = path.stem if name.endswith(".py") else numbered(name) or name
+        path = results / f"{own}.jsonl"
     if not path.is_file():
         there = ", ".join(sorted(file.stem for file in results.glob("*.jsonl"))) or "none"
         raise MissingData(
@@ -138,16 +148,43 @@ def _show(rows: Sequence[Row]) -> None:
     columns = ["experiment", *varied, "seed", "outcome", *(f"metrics.{n}" for n in chosen), "took"]
     if any(row.error for row in rows):
         columns.append("error")
-    table = Table(*(name.partition(".")[2] or name for name in columns), box=None)
     for line in flat:
         if line["outcome"] is None:
             line["outcome"] = line["status"]
-        table.add_row(*(escape(_short(line.get(name))) for name in columns))
-    console.unfolded().print(table)
-    told = ", ".join(f"{name.partition('.')[2]} {_short(flat[0][name])}" for name in same)
-    words = f"{len(rows):,} rows{f', all with {told}' if told else ''}; --csv FILE has every column"
+    cells = {name: [_title(name), *(_short(line.get(name)) for line in flat)] for name in columns}
+    wide = console.unfolded()
+    left_out = _without_room(cells, wide.width)
+    shown = [name for name in columns if name not in left_out]
+    table = Table(*map(_title, shown), box=None)
+    for entries in zip(*(cells[name][1:] for name in shown), strict=True):
+        table.add_row(*map(escape, entries))
+    wide.print(table)
+    told = ", ".join(f"{_title(name)} {_short(flat[0][name])}" for name in same)
+    words = f"{len(rows):,} row{'s' * (len(rows) != 1)}{f', all with {told}' if told else ''}"
+    words += "; --csv FILE has every column"
+    if left_out:
+        words += f"; no room here for {', '.join(map(_title, left_out))}"
     console.print()
     console.say(escape(words))
+
+
+def _title(name: str) -> str:
+    return name.partition(".")[2] or name
+
+
+def _without_room(cells: dict[str, list[str]], room: int) -> list[str]:
+    """Columns to leave out so that the others stand whole: an experiment that all rows are of, then
+    from the right, and seed and outcome never."""
+    widths = {name: max(map(cell_len, own)) + _GAP for name, own in cells.items()}
+    first = ["experiment"] if len(set(cells["experiment"][1:])) == 1 else []
+    others = [name for name in reversed(cells) if name not in (*first, "seed", "outcome")]
+    left_out: set[str] = set()
+    for name in (*first, *others):
+        if sum(widths.values()) <= room:
+            break
+        left_out.add(name)
+        del widths[name]
+    return [name for name in cells if name in left_out]
 
 
 def _is_scalar(value: Any) -> bool:

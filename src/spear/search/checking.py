@@ -172,11 +172,13 @@ class _Check:
         if name not in {"outputs", "inputs"} or side is not getattr(factors, name):
             return ["expected side to be factors.outputs or factors.inputs itself"]
         b, rows, basis = factors.b, len(side.basis), side.basis
-        count = pool.vectors.shape[-1] if isinstance(pool.vectors, Tensor) else 0
+        known = isinstance(pool.vectors, Tensor) and pool.vectors.ndim == 2
+        count = pool.vectors.shape[-1] if known else None  # without it, any c will do
+        c = "c" if count is None else str(count)
         wrong = [
             *_shape("vectors", pool.vectors, (b, count), f"(b, c) = ({b}, c)", basis),
-            *_shape("zeros", pool.zeros, (rows, count), f"(rows, c) = ({rows}, {count})", basis),
-            *_shape("redundancy", pool.redundancy, (count,), f"(c,) = ({count},)", basis),
+            *_shape("zeros", pool.zeros, (rows, count), f"(rows, c) = ({rows}, {c})", basis),
+            *_shape("redundancy", pool.redundancy, (count,), f"(c,) = ({c},)", basis),
         ]
         kinds = {"vectors": basis.dtype, "zeros": torch.bool, "redundancy": torch.int64}
         for part, dtype in kinds.items() if not wrong else ():
@@ -184,19 +186,22 @@ class _Check:
                 wrong.append(f"expected {part} of {dtype}, got {getattr(pool, part).dtype}")
         wrong = wrong or _wrong_entries(pool)
         before, size = self.last
-        if not wrong and side is before and count < size and _rank(pool) < b:
+        if not wrong and side is before and len(pool) < size and _rank(pool) < b:
             wrong.append(
-                f"it has {count} directions, the one before had {size}: expected all that were "
+                f"it has {len(pool)} directions, the one before had {size}: expected all that were "
                 "found so far, not the new ones alone"
             )
         return wrong
 
 
-def _shape(name: str, tensor: Any, shape: tuple[int, ...], words: str, basis: Tensor) -> list[str]:
+def _shape(
+    name: str, tensor: Any, shape: tuple[int | None, ...], words: str, basis: Tensor
+) -> list[str]:
     if not isinstance(tensor, Tensor):
         return [f"expected {name} as a tensor {words}, got {_kind(tensor)}"]
     wrong = []
-    if tuple(tensor.shape) != shape:
+    fits = all(size in (None, own) for own, size in zip(tensor.shape, shape, strict=False))
+    if tensor.ndim != len(shape) or not fits:
         wrong.append(f"expected {name} {words}, got {tuple(tensor.shape)}")
     if tensor.device != basis.device:
         wrong.append(f"expected {name} on {basis.device}, got it on {tensor.device}")
@@ -235,8 +240,11 @@ def _kind(found: Any) -> str:
 
 
 def _place(error: BaseException, function: Any) -> str:
-    """Where it was raised, in the file of the user's function if it passed through it."""
+    """Where it was raised, in the file of the user's function; where that begins if it was not entered,
+    as with arguments that it does not take. Empty if it has no file."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = getattr(getattr(function, "__code__", None), "co_filename", None)
-    frame = next((f for f in reversed(frames) if f.filename == own), frames[-1])
-    return f" at {Path(frame.filename).name}, line {frame.lineno}"
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    inside = (f.lineno for f in reversed(frames) if f.filename == code.co_filename)
+    return f" at {Path(code.co_filename).name}, line {next(inside, code.co_firstlineno)}"

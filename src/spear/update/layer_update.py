@@ -121,7 +121,26 @@ class LayerUpdate:
         model = unwrapped(model)
         if is_snapshot(self.model, model):
             return self
+        self._check_layer_of(model)
         return dataclasses.replace(self, model=model, traced=trace(model))
+
+    def _check_layer_of(self, model: nn.Module) -> None:
+        """A model without the layer would be replayed as one that cannot be."""
+        if self.layer is None or not isinstance(model, nn.Module):
+            return
+        sizes = {
+            name: tuple(module.weight.shape)
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear)
+        }
+        shape = tuple(self.weight.shape)
+        if sizes.get(self.layer) == shape:
+            return
+        there = ", ".join(f"{name or 'itself'} ({m} x {n})" for name, (m, n) in sizes.items())
+        raise InvalidOption(
+            f"expected a model with the layer {self.layer!r} of {shape[0]} x {shape[1]} that the "
+            f"update is of; the linear layers of this {type(model).__name__} are {there or 'none'}"
+        )
 
     def with_dropout(self) -> LayerUpdate | None:
         """The same with its model's dropouts at work, if one stands next to the layer's ReLU."""

@@ -33,13 +33,16 @@ def add(code: UserCode) -> str:
 
 
 def resolve(specs: Sequence[str]) -> tuple[str, ...]:
-    """Names of experiments: as given, or of files such as my_table.py, which are then known."""
+    """Names of experiments: as given, by their numbers in the paper ("Table 3"), or of files such as
+    my_table.py, which are then known."""
     found: dict[str, str] = {}
     for spec in specs:
-        name = spec
-        if plugins.is_code(spec):
-            whole = spec if ":" in spec else f"{spec}:EXPERIMENT"
-            name = add(UserCode.of(whole, plugins.EXPERIMENTS))
+        if not plugins.is_code(spec):
+            name = spec if spec in _files else known(spec)
+            found.setdefault(name, name)
+            continue
+        whole = spec if ":" in spec else f"{spec}:EXPERIMENT"
+        name = add(UserCode.of(whole, plugins.EXPERIMENTS))
         if found.setdefault(name, spec) != spec:
             raise InvalidOption(f"{found[name]} and {spec} would have the same rows: rename one")
     return tuple(found)

@@ -128,7 +128,8 @@ def _drawn(name: str, results: Path, finder: Addition | None = None) -> Drawn:
 
 def _named(table: Table, finder: str) -> Table:
     """A table of a finder in place of ours, with its name."""
-    rows = tuple(tuple(finder if cell == OURS else cell for cell in row) for row in table.rows)
+    ours = (OURS, "SPEAR, ours")
+    rows = tuple(tuple(finder if cell in ours else cell for cell in row) for row in table.rows)
     return replace(table, columns=tuple(c.replace(OURS, finder) for c in table.columns), rows=rows)
 
 
