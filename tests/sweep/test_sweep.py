@@ -298,13 +298,13 @@ def test_rounds_are_one_more_thing_to_vary(tmp_path):
     made = sweep_report(planned, tmp_path)
     table = table_of(made)
     assert list(table) == ["base: b = 32", "4 rounds"]
-    assert table["base: b = 32"]["verdict"] == "nothing recovered"
+    assert table["base: b = 32"]["verdict"] == "cannot tell"
     assert table["4 rounds"]["verdict"] == "whole batches exact"
     whole = made.tables[2]
     assert [row[whole.columns.index("rounds")] for row in whole.rows] == [1, 4]
     assert made.drawings[0].title == "Leakage by rounds of the same data"
     said = {remark.subject: remark.words for remark in made.remarks}
-    assert said["rounds of the same data"] == "Nothing recovered at 1; whole batches exact at 4."
+    assert said["rounds of the same data"] == "Cannot tell at 1; whole batches exact at 4."
     rows = RowFile(tmp_path, "leakage").rows()
     assert list(rows) == [trial.key for trial in over_rounds(server_lr=0.3).trials()]  # to resume
     assert [row.settings.get("rounds") for row in rows.values()] == [None, 4]
@@ -394,16 +394,29 @@ def test_utility_is_not_guessed_from_little_data(tmp_path):
     assert any(r.subject == "utility" and "held out" in r.words for r in made.remarks)
 
 
-def _row(setting, seed, *, exact=False, recovered=0, recognised=0, certified=0, seconds=1.0):
+def _row(
+    setting,
+    seed,
+    outcome="FAILED",
+    *,
+    exact=False,
+    recovered=0,
+    recognised=0,
+    certified=0,
+    seconds=1.0,
+):
     counts = {"recovered": recovered, "recognised": recognised, "certified": certified}
     metrics = {
         "samples": setting.total,
         "exact": exact,
         "certified_wrong": 0,
         "best": None,
+        "reason": "why.",
     } | counts
     limits = {"max_seconds": 60}
-    return Row(str(seed), "leakage", limits, seed, Status.DONE, "X", metrics, seconds, {}, seconds)
+    return Row(
+        str(seed), "leakage", limits, seed, Status.DONE, outcome, metrics, seconds, {}, seconds
+    )
 
 
 def told(found):
@@ -434,6 +447,27 @@ def test_verdicts_and_exit_codes():
     words = headline([slow], told([slow]))  # nothing came back, but nobody looked long enough
     assert words.startswith("Safe from this attack: none of 1 setting.")
     assert "time ran out, at base: b = 8: not known to be safe" in words
+
+
+def test_what_the_attack_says_itself_is_not_called_safe():
+    """A batch that `spear invert` would call APPROXIMATE or INCONCLUSIVE is nothing to rely on."""
+    none, settings = Noise(0.0, None, None), [Setting(samples=b) for b in (8, 16, 32)]
+    outcomes = (("FAILED", "APPROXIMATE"), ("INCONCLUSIVE", "FAILED"), ("FAILED", "FAILED"))
+    _, undecided, held = found = [
+        Leakage(setting, none, tuple(_row(setting, i, one) for i, one in enumerate(both)), None)
+        for setting, both in zip(settings, outcomes, strict=True)
+    ]
+    assert [a.verdict.value for a in found] == ["blurred", "cannot tell", "nothing recovered"]
+    assert [exit_code([a]) for a in found] == [10, 30, 0]
+    assert exit_code(found) == 10
+    cases = told(found)
+    assert [case.outcome.name for case in cases] == ["APPROXIMATE", "INCONCLUSIVE", "FAILED"]
+    assert [case.is_safe for case in cases] == [False, False, True]
+    words = headline(found, cases)
+    assert words.startswith("Safe from this attack: 1 of 3 settings (b = 32).")
+    assert "the attack cannot tell, at b = 16: not known to be safe" in words
+    assert words.endswith("Something blurred at 1.")
+    assert exit_code([undecided, held]) == 30
 
 
 def test_where_leakage_stops_is_said_in_a_sentence():

@@ -31,6 +31,8 @@ _COLOURS = {  # of verdicts, the worst first
     "whole batches exact": "red",
     "single samples exact": "red",
     "recognisable": "yellow",
+    "blurred": "yellow",
+    "cannot tell": "cyan",
     "nothing recovered": "green",
     "not measured": "dim",
 }
@@ -47,8 +49,8 @@ EPILOG = """Examples:
 Lists: the first value of each is the base, and one thing is varied at a time around it; --cross runs
 all combinations. Noise multiplier and epsilon need --clip.
 
-Exit codes: 0 nothing recovered at any setting, 10 something leaked, 20 a whole batch exact somewhere,
-2 bad input, 130 interrupted (the page has what was done, and the same command goes on). With
+Exit codes, of the worst setting: 0 nothing recovered, 10 something came back, 20 a whole batch exact,
+30 cannot tell, 2 bad input, 130 interrupted (the page has what was done, and the same command goes on). With
 --fail-on: 1 if the verdict on any setting is that bad or worse, else 0."""
 
 
@@ -297,7 +299,7 @@ def _table(full: ReportTable, times: ReportTable) -> Table:
     for title in ("leaks", "95 %", "exact", "best dB", "s", quality, "cost"):
         table.add_column(title, justify="right", no_wrap=True)
     seconds = {row[0]: row[times.columns.index("seconds")] for row in times.rows}
-    for name, verdict, leaks, interval, exact, best, gain, cost in full.rows:
+    for name, verdict, leaks, interval, exact, best, gain, cost, *_ in full.rows:
         colour = _COLOURS[str(verdict)]
         table.add_row(
             escape(str(name)),
