@@ -198,6 +198,7 @@ def test_dropout_is_played_where_it_stands():
     found = judged(before.train(), samples=B)
     assert found.verdict is Exposure.PARTLY
     assert "random entries dropped" in said(found, "train mode, before the layer")[0].words
+    assert "what the layer reads" in said(found, "train mode, before the layer")[0].words
     eval_mode = judged(before.eval(), samples=B)
     assert eval_mode.verdict is Exposure.EXPOSED
     assert said(eval_mode, "eval mode")

@@ -64,6 +64,16 @@ def test_noise_that_was_not_enough_is_not_recommended_again():
     assert measure.startswith("spear audit")
 
 
+@pytest.mark.parametrize("sends", ["weights", "difference"])
+def test_fedavg_is_rehearsed_as_fedavg(sends):
+    """Without a rate or epochs nothing in the command says that weights are sent."""
+    rehearse = commands(made(protocol={"sends": sends}))[0]
+    assert "--epochs 1" in rehearse
+    for told in ({"lr": 0.1}, {"epochs": 5}, {"local_steps": 3}):
+        assert "--epochs 1" not in commands(made(protocol={"sends": sends, **told}))[0]
+    assert "--epochs" not in commands(made())[0]
+
+
 def test_fedavg_is_measured_as_fedavg():
     told = {"sends": "weights", "lr": 0.01}
     assert "--epochs 1 --lr 0.01" in commands(made(protocol=told))[-1]

@@ -50,8 +50,8 @@ Lists: the first value of each is the base, and one thing is varied at a time ar
 all combinations. Noise multiplier and epsilon need --clip.
 
 Exit codes, of the worst setting: 0 nothing recovered, 10 something came back, 20 a whole batch exact,
-30 cannot tell, 2 bad input, 130 interrupted (the page has what was done, and the same command goes on). With
---fail-on: 1 if the verdict on any setting is that bad or worse, else 0."""
+30 cannot tell, 2 bad input, 130 interrupted (the page has what was done, and the same command goes
+on). With --fail-on: 1 if the verdict on any setting is that bad or worse, else 0."""
 
 
 _about, _cost, _run, _write = (

@@ -117,6 +117,7 @@ _REHEARSED = (  # of a protocol, what `spear check` takes as well
     *("samples", "lr", "epochs", "local_steps", "local_batch_size", "momentum", "weight_decay"),
     *("proximal", "optimizer", "clients", "precision", "pruned"),
 )
+_LOCAL = {"lr", "epochs", "local_steps"}  # any of them says that clients train and send weights
 _MORE_BATCHES = 30  # with none of them leaking, at most 12 % leak, at 95 % confidence
 _MORE_TIME = 10  # times as long
 _SECONDS = 600.0  # where no limit is known
@@ -265,6 +266,8 @@ def _rehearsed(report: Report, found: Finding, more: Mapping[str, Any], words: s
     told = {name: found.protocol[name] for name in _REHEARSED if name in found.protocol}
     if found.batch_size:
         told = {"samples": found.batch_size, **told}
+    if found.protocol.get("sends", "gradient") != "gradient" and not told.keys() & _LOCAL:
+        told["epochs"] = 1  # else it would be rehearsed as a gradient
     return [Step(words, _spelled("check", {**files, **told, **more}))]
 
 
