@@ -258,6 +258,18 @@ def test_tokens_count_as_samples_and_embeddings_tell_the_words():
     assert said(found, "embedding")[0].level is Level.EXPOSED
 
 
+def test_a_model_that_tells_the_words_is_not_called_unexposed():
+    model = nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(80, 20), nn.GELU())
+    found = preflight(model, samples=2, input_shape=(5,))
+    assert found.verdict is Exposure.PARTLY
+    assert "which words a client used" in found.headline
+    model[0].weight.requires_grad_(False)  # as the advice says
+    assert preflight(model, samples=2, input_shape=(5,)).verdict is Exposure.NOT_EXPOSED
+    model[0].weight.requires_grad_(True)
+    noisy = {"clip": 1.0, "noise_multiplier": 10.0}  # which leaves no row zero
+    assert preflight(model, samples=2, input_shape=(5,), **noisy).verdict is not Exposure.PARTLY
+
+
 class Branching(nn.Module):
     def __init__(self, error=None):
         super().__init__()
