@@ -15,7 +15,7 @@ from spear.errors import InvalidFile, InvalidOption, NoAttackableLayer
 from spear.federated import fedavg, fedsgd, mlp, send, split
 from spear.federated.privacy import Noise, Privacy, noise_of, resolved
 from spear.metrics import psnr
-from spear.report import ImageFormat, Level
+from spear.report import ImageFormat, Level, columns_of
 from spear.sweep.grid import Axis, Grid, default_lists
 from spear.sweep.leakage import Leakage, LeakageLevel, trend
 from spear.sweep.plan import Sweep
@@ -468,6 +468,36 @@ def test_what_the_attack_says_itself_is_not_called_safe():
     assert "the attack cannot tell, at b = 16: not known to be safe" in words
     assert words.endswith("Something blurred at 1.")
     assert exit_code([undecided, held]) == 30
+
+
+def test_rows_of_a_table_have_the_names_of_their_columns(tmp_path):
+    names = columns_of(["age,40,10", "sex=Female", "sex=Male", *(f"f{i}" for i in range(27))])
+    options = {"repeats": 1, "workers": 0, "training": Training(rounds=0), "out": tmp_path / "o"}
+    made = sweep(narrow, numbers(), lists={"samples": [4]}, columns=names, **options)
+    assert [column.name for column in made.findings[0].columns[:2]] == ["age", "sex"]
+    x, y = numbers()
+    np.savez(tmp_path / "own.npz", inputs=x.numpy(), labels=y.numpy())
+    own = Subject(narrow, str(tmp_path / "own.npz"), columns=names)
+    assert own.samples().columns == names
+    with pytest.raises(InvalidOption, match="each of the layer's 30 inputs"):
+        Subject(narrow, str(tmp_path / "own.npz"), columns=names[:2]).samples()
+
+
+def test_columns_and_the_size_of_the_run_are_told_on_the_command_line(tmp_path):
+    x, y = numbers()
+    np.savez(tmp_path / "own.npz", inputs=x.numpy(), labels=y.numpy())
+    (tmp_path / "names.txt").write_text("\n".join(f"f{i}" for i in range(30)))
+    data = ["--data", str(tmp_path / "own.npz"), "--columns", str(tmp_path / "names.txt")]
+    run = ["--samples", "4,8", "--repeats", "1", "--training-rounds", "0", "--workers", "1"]
+    out = ["--width", "60", "--max-seconds", "20", "--out", str(tmp_path / "o")]
+    done = in_this_process("audit", *data, *run, *out)
+    assert done.returncode == 20, done.stderr
+    assert "2 attacks of at most 20 s each, and 0 training runs" in done.stdout
+    kept = spear.load(tmp_path / "o" / "examples.json").findings
+    assert len(kept[0].columns) == 30
+    both = in_this_process("audit", *data, "--shape", "1x5x6")
+    assert both.returncode == 2
+    assert "--columns names the inputs of a table" in both.stderr
 
 
 def test_where_leakage_stops_is_said_in_a_sentence():
