@@ -31,7 +31,9 @@ def main(workspace: str) -> None:
         key_metric="",  # the clients report none
     )
     pictures = ImageFormat((3, PIXELS, PIXELS), mean=(MEAN,), std=(STD,))
-    audit = AuditFilter(Net(), lr=LEARNING_RATE, epochs=1, image_format=pictures)
+    audit = AuditFilter(
+        Net(), lr=LEARNING_RATE, epochs=1, image_format=pictures, truth="task:load_data"
+    )  # in an example, what each client holds may be shown beside what comes back
     recipe.add_client_output_filter(audit, tasks=["train"])
     recipe.execute(SimEnv(num_clients=CLIENTS, workspace_root=workspace))
     for report in sorted(Path(workspace).rglob("spear-audit/*.html")):

@@ -198,6 +198,7 @@ def test_dropout_is_played_where_it_stands():
     found = judged(before.train(), samples=B)
     assert found.verdict is Exposure.PARTLY
     assert "random entries dropped" in said(found, "train mode, before the layer")[0].words
+    assert "what the layer reads" in said(found, "train mode, before the layer")[0].words
     eval_mode = judged(before.eval(), samples=B)
     assert eval_mode.verdict is Exposure.EXPOSED
     assert said(eval_mode, "eval mode")
@@ -255,6 +256,18 @@ def test_tokens_count_as_samples_and_embeddings_tell_the_words():
     found = preflight(model, samples=2, input_shape=(5,), layer="hidden")
     assert "10 rows for 2 samples" in said(found, "assumed")[0].words
     assert said(found, "embedding")[0].level is Level.EXPOSED
+
+
+def test_a_model_that_tells_the_words_is_not_called_unexposed():
+    model = nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(80, 20), nn.GELU())
+    found = preflight(model, samples=2, input_shape=(5,))
+    assert found.verdict is Exposure.PARTLY
+    assert "which words a client used" in found.headline
+    model[0].weight.requires_grad_(False)  # as the advice says
+    assert preflight(model, samples=2, input_shape=(5,)).verdict is Exposure.NOT_EXPOSED
+    model[0].weight.requires_grad_(True)
+    noisy = {"clip": 1.0, "noise_multiplier": 10.0}  # which leaves no row zero
+    assert preflight(model, samples=2, input_shape=(5,), **noisy).verdict is not Exposure.PARTLY
 
 
 class Branching(nn.Module):

@@ -1,5 +1,6 @@
 """`spear invert`: whatever kind of file, the same verdict; whatever is wrong, one clear sentence."""
 
+import copy
 import dataclasses
 import json
 import os
@@ -181,6 +182,27 @@ def test_what_the_guess_of_the_model_was_worth_is_said(tmp_path):
     finding = invert_files(UpdateFiles(weights, update)).findings[0]
     assert finding.outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE)
     assert "Nothing confirms that" in finding.notes[1]
+
+
+def test_training_in_an_unknown_order_does_not_blame_the_model(tmp_path):
+    """It is the plain MLP that it was taken for; only the order of the mini-batches is not known."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(40, 80), nn.ReLU(), nn.Linear(80, 4))
+    x, y = torch.randn(8, 40), torch.arange(8) % 4
+    weights = save(tmp_path / "w.pt", net.state_dict())
+    sent = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(sent.parameters(), lr=0.01)
+    for _ in range(5):
+        for batch in torch.randperm(8).split(4):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(sent(x[batch]), y[batch]).backward()
+            optimizer.step()
+    after = save(tmp_path / "a.pt", sent.state_dict())
+    told = spear.Protocol.of(sends="weights", samples=8, lr=0.01, epochs=5, local_batch_size=4)
+    finding = invert_files(UpdateFiles(weights, after=after, protocol=told)).findings[0]
+    assert (finding.outcome, finding.proof) == (Outcome.EXACT, spear.Proof.PATTERN)
+    assert "order of the client's mini-batches" in finding.notes[1]
+    assert "differ" not in " ".join(finding.notes)
 
 
 def test_a_duplicate_is_not_called_exact_for_another_loss(tmp_path):

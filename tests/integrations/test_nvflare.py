@@ -134,6 +134,33 @@ def test_every_form_of_an_update_is_audited_and_left_as_it_is(form, tmp_path):
     assert found.settings["nvflare"] == "2.9.0"
 
 
+def held(client):
+    assert client == "site-1"
+    return (*private(), [f"picture {i}" for i in range(5)])
+
+
+@pytest.mark.parametrize("truth", [held, f"{Path(__file__)}:held"])
+def test_what_a_client_holds_is_shown_beside_what_came_back(truth, tmp_path):
+    before = net().state_dict()
+    site = Site(tmp_path, audit(truth=truth))
+    site.answer(before, weights(before, trained(before)).to_shareable())
+    (found,) = report(tmp_path).findings
+    assert sorted(found.truth.names) == [f"picture {i}" for i in range(5)]
+    assert min(found.truth.psnr) > 60
+    assert recovered(found, private()[0])
+
+
+@pytest.mark.parametrize("truth", ["nowhere:held", lambda client: 1 / 0])
+def test_a_truth_that_fails_costs_nothing_but_itself(truth, tmp_path):
+    before = net().state_dict()
+    site = Site(tmp_path, audit(truth=truth))
+    site.answer(before, weights(before, trained(before)).to_shareable())
+    (found,) = report(tmp_path).findings
+    assert found.outcome is Outcome.EXACT
+    assert found.truth is None
+    assert any("truth= failed" in note for note in found.notes)
+
+
 def test_reports_are_for_their_owner_only(tmp_path):
     before = net().state_dict()
     site = Site(tmp_path, audit(), audit(folder="redacted", redact=True))
@@ -416,6 +443,7 @@ def test_the_example_runs_in_nvflares_simulator_and_leaves_a_report_a_client_and
         for number in (0, 1):
             found = spear.load(of_site(tmp_path, site) / f"round-{number}-client-{site}.json")
             assert (found.outcome, found.findings[0].batch_size) == (Outcome.EXACT, 12)
+            assert min(found.findings[0].truth.psnr) > 60  # what it holds is beside it
             assert f"SPEAR: round {number}, client {site}: EXACT, all 12 samples" in said
         log = tmp_path / "pictures" / site / "log.txt"
         assert f"SPEAR: round 1, client {site}: EXACT" in log.read_text()

@@ -77,6 +77,9 @@ def test_weights_sent_back(spear_audit):
         ]
     )
     assert "pytest_plugin.py" not in result.stdout.str()  # the traceback ends in the user's test
+    assert (
+        "were recovered, proved by" not in result.stdout.str()
+    )  # the reason is the headline again
     text = Path("own.xml").read_text(encoding="utf-8")
     assert '<property name="spear outcome of client 7" value="exact" />' in text
 

@@ -1,5 +1,6 @@
 """The threat model of a finding: every one has it, and it says what was measured."""
 
+import dataclasses
 import json
 
 import pytest
@@ -32,6 +33,16 @@ def test_likelihood_and_severity_differ_with_what_was_measured():
     assert "exactly" not in inner.severity
     likely = reports.finding(outcome=Outcome.APPROXIMATE, approximate=(False,) * 4).threat
     assert likely.severity == "Samples, most likely exact."
+
+
+def test_a_batch_is_as_large_as_it_is_known_to_be_whatever_is_visible_of_it():
+    """Of samples that vanished or drown in noise nothing shows; the people are in the batch anyway."""
+    few = reports.finding(batch_size=3, protocol={"samples": 8}, true=False)
+    assert few.threat.data_subjects == "The people in the client's batch of 8 samples."
+    shown = reports.exact().findings[0]
+    assert shown.truth is not None
+    seen = dataclasses.replace(shown, batch_size=2)
+    assert f"batch of {len(shown.truth.names)} samples" in seen.threat.data_subjects
 
 
 def test_it_says_what_the_server_saw_and_what_was_told():

@@ -15,7 +15,7 @@ from spear.errors import InvalidFile, InvalidOption, NoAttackableLayer
 from spear.federated import fedavg, fedsgd, mlp, send, split
 from spear.federated.privacy import Noise, Privacy, noise_of, resolved
 from spear.metrics import psnr
-from spear.report import ImageFormat, Level
+from spear.report import ImageFormat, Level, columns_of
 from spear.sweep.grid import Axis, Grid, default_lists
 from spear.sweep.leakage import Leakage, LeakageLevel, trend
 from spear.sweep.plan import Sweep
@@ -298,13 +298,13 @@ def test_rounds_are_one_more_thing_to_vary(tmp_path):
     made = sweep_report(planned, tmp_path)
     table = table_of(made)
     assert list(table) == ["base: b = 32", "4 rounds"]
-    assert table["base: b = 32"]["verdict"] == "nothing recovered"
+    assert table["base: b = 32"]["verdict"] == "cannot tell"
     assert table["4 rounds"]["verdict"] == "whole batches exact"
     whole = made.tables[2]
     assert [row[whole.columns.index("rounds")] for row in whole.rows] == [1, 4]
     assert made.drawings[0].title == "Leakage by rounds of the same data"
     said = {remark.subject: remark.words for remark in made.remarks}
-    assert said["rounds of the same data"] == "Nothing recovered at 1; whole batches exact at 4."
+    assert said["rounds of the same data"] == "Cannot tell at 1; whole batches exact at 4."
     rows = RowFile(tmp_path, "leakage").rows()
     assert list(rows) == [trial.key for trial in over_rounds(server_lr=0.3).trials()]  # to resume
     assert [row.settings.get("rounds") for row in rows.values()] == [None, 4]
@@ -394,16 +394,29 @@ def test_utility_is_not_guessed_from_little_data(tmp_path):
     assert any(r.subject == "utility" and "held out" in r.words for r in made.remarks)
 
 
-def _row(setting, seed, *, exact=False, recovered=0, recognised=0, certified=0, seconds=1.0):
+def _row(
+    setting,
+    seed,
+    outcome="FAILED",
+    *,
+    exact=False,
+    recovered=0,
+    recognised=0,
+    certified=0,
+    seconds=1.0,
+):
     counts = {"recovered": recovered, "recognised": recognised, "certified": certified}
     metrics = {
         "samples": setting.total,
         "exact": exact,
         "certified_wrong": 0,
         "best": None,
+        "reason": "why.",
     } | counts
     limits = {"max_seconds": 60}
-    return Row(str(seed), "leakage", limits, seed, Status.DONE, "X", metrics, seconds, {}, seconds)
+    return Row(
+        str(seed), "leakage", limits, seed, Status.DONE, outcome, metrics, seconds, {}, seconds
+    )
 
 
 def told(found):
@@ -434,6 +447,57 @@ def test_verdicts_and_exit_codes():
     words = headline([slow], told([slow]))  # nothing came back, but nobody looked long enough
     assert words.startswith("Safe from this attack: none of 1 setting.")
     assert "time ran out, at base: b = 8: not known to be safe" in words
+
+
+def test_what_the_attack_says_itself_is_not_called_safe():
+    """A batch that `spear invert` would call APPROXIMATE or INCONCLUSIVE is nothing to rely on."""
+    none, settings = Noise(0.0, None, None), [Setting(samples=b) for b in (8, 16, 32)]
+    outcomes = (("FAILED", "APPROXIMATE"), ("INCONCLUSIVE", "FAILED"), ("FAILED", "FAILED"))
+    _, undecided, held = found = [
+        Leakage(setting, none, tuple(_row(setting, i, one) for i, one in enumerate(both)), None)
+        for setting, both in zip(settings, outcomes, strict=True)
+    ]
+    assert [a.verdict.value for a in found] == ["blurred", "cannot tell", "nothing recovered"]
+    assert [exit_code([a]) for a in found] == [10, 30, 0]
+    assert exit_code(found) == 10
+    cases = told(found)
+    assert [case.outcome.name for case in cases] == ["APPROXIMATE", "INCONCLUSIVE", "FAILED"]
+    assert [case.is_safe for case in cases] == [False, False, True]
+    words = headline(found, cases)
+    assert words.startswith("Safe from this attack: 1 of 3 settings (b = 32).")
+    assert "the attack cannot tell, at b = 16: not known to be safe" in words
+    assert words.endswith("Something blurred at 1.")
+    assert exit_code([undecided, held]) == 30
+
+
+def test_rows_of_a_table_have_the_names_of_their_columns(tmp_path):
+    names = columns_of(["age,40,10", "sex=Female", "sex=Male", *(f"f{i}" for i in range(27))])
+    options = {"repeats": 1, "workers": 0, "training": Training(rounds=0), "out": tmp_path / "o"}
+    made = sweep(narrow, numbers(), lists={"samples": [4]}, columns=names, **options)
+    assert [column.name for column in made.findings[0].columns[:2]] == ["age", "sex"]
+    x, y = numbers()
+    np.savez(tmp_path / "own.npz", inputs=x.numpy(), labels=y.numpy())
+    own = Subject(narrow, str(tmp_path / "own.npz"), columns=names)
+    assert own.samples().columns == names
+    with pytest.raises(InvalidOption, match="each of the layer's 30 inputs"):
+        Subject(narrow, str(tmp_path / "own.npz"), columns=names[:2]).samples()
+
+
+def test_columns_and_the_size_of_the_run_are_told_on_the_command_line(tmp_path):
+    x, y = numbers()
+    np.savez(tmp_path / "own.npz", inputs=x.numpy(), labels=y.numpy())
+    (tmp_path / "names.txt").write_text("\n".join(f"f{i}" for i in range(30)))
+    data = ["--data", str(tmp_path / "own.npz"), "--columns", str(tmp_path / "names.txt")]
+    run = ["--samples", "4,8", "--repeats", "1", "--training-rounds", "0", "--workers", "1"]
+    out = ["--width", "60", "--max-seconds", "20", "--out", str(tmp_path / "o")]
+    done = in_this_process("audit", *data, *run, *out)
+    assert done.returncode == 20, done.stderr
+    assert "2 attacks of at most 20 s each, and 0 training runs" in done.stdout
+    kept = spear.load(tmp_path / "o" / "examples.json").findings
+    assert len(kept[0].columns) == 30
+    both = in_this_process("audit", *data, "--shape", "1x5x6")
+    assert both.returncode == 2
+    assert "--columns names the inputs of a table" in both.stderr
 
 
 def test_where_leakage_stops_is_said_in_a_sentence():

@@ -108,10 +108,15 @@ def concluded(
     advice: Sequence[Advice] = (),
 ) -> Preflight:
     """The verdict in full. `happened` is a sentence without its full stop; a layer's limit weakens
-    "exposed" to "partly exposed". `advice` comes before what follows from the verdict."""
+    "exposed" to "partly exposed", and words that an embedding tells without noise strengthen anything
+    less to it. `advice` comes before what follows from the verdict."""
     if reached in (Exposure.EXPOSED, Exposure.PARTLY) and layer is not None and layer.limit:
         reached = Exposure.PARTLY
         happened += f", but {layer.limit}"
+    named = any(reason and reason.subject is Subject.EMBEDDING for reason in reasons)
+    if named and not protocol.sigma and reached in (Exposure.NOT_EXPOSED, Exposure.UNKNOWN):
+        reached = Exposure.PARTLY
+        happened += ", but an embedding's gradient shows which words a client used"
     levels = (Level.EXPOSED, Level.PROTECTED, Level.NOTE)
     made = sorted(filter(None, reasons), key=lambda reason: levels.index(reason.level))
     subjects = {reason.subject for reason in made}

@@ -106,11 +106,18 @@ def _attacked(
     return Finding.of(invert(view, **search), name)
 
 
+def _adds(found: Finding) -> bool:
+    """Does the reason say more than the headline? Where all is proved, it is the same sentence."""
+    from spear.judge import Cause
+
+    return found.cause is not Cause.PROVED
+
+
 def _complaint(found: Finding, limit: Outcome) -> str:
     lines = [
         f"{found.name} gives away more than allowed: {found.outcome.name}, allowed {limit.name}",
         found.headline,
-        f"{found.reason[:1].upper()}{found.reason[1:]}.",
+        *([f"{found.reason[:1].upper()}{found.reason[1:]}."] if _adds(found) else []),
         f"Likelihood: {found.threat.likelihood}",
         f"Severity: {found.threat.severity}",
         *(f"Assumed: {words}" for words in found.assumptions),

@@ -37,7 +37,7 @@ class Advice:
         found: what is known of safe settings, in a sentence.
         safe: the settings at which nothing was recovered, the cheapest first.
         steps: what to do next, the first thing first.
-        mitigations: defences that were measured, those that held first.
+        mitigations: defences that kept some batch from leaking, those that held first.
         source: where they were measured.
     """
 
@@ -90,9 +90,9 @@ _HOLDS_DATA = "It holds clients' data, recovered or original: handle it as you w
 
 # From docs/audit.md, the built-in sweep; a test compares them with the page.
 PUBLISHED = (
-    Case("12 clients aggregated", Outcome.FAILED, "", Measured(0, 5, cost=0.0, spread=0.0)),
-    Case("50% pruned", Outcome.FAILED, "", Measured(0, 5, cost=-1.6, spread=1.7)),
     Case("C = 1, ε = 8", Outcome.FAILED, "", Measured(0, 5, cost=8.9, spread=1.1)),
+    Case("12 clients aggregated", Outcome.INCONCLUSIVE, "", Measured(0, 5, cost=0.0, spread=0.0)),
+    Case("50% pruned", Outcome.INCONCLUSIVE, "", Measured(0, 5, cost=-1.6, spread=1.7)),
     Case("8-bit", Outcome.PARTIAL, "", Measured(3, 5, cost=1.0, spread=0.3)),
     Case("4 clients aggregated", Outcome.EXACT, "", Measured(5, 5, cost=0.0, spread=0.0)),
     Case("C = 1", Outcome.EXACT, "", Measured(5, 5, cost=6.8, spread=5.0)),
@@ -117,6 +117,7 @@ _REHEARSED = (  # of a protocol, what `spear check` takes as well
     *("samples", "lr", "epochs", "local_steps", "local_batch_size", "momentum", "weight_decay"),
     *("proximal", "optimizer", "clients", "precision", "pruned"),
 )
+_LOCAL = {"lr", "epochs", "local_steps"}  # any of them says that clients train and send weights
 _MORE_BATCHES = 30  # with none of them leaking, at most 12 % leak, at 95 % confidence
 _MORE_TIME = 10  # times as long
 _SECONDS = 600.0  # where no limit is known
@@ -265,6 +266,8 @@ def _rehearsed(report: Report, found: Finding, more: Mapping[str, Any], words: s
     told = {name: found.protocol[name] for name in _REHEARSED if name in found.protocol}
     if found.batch_size:
         told = {"samples": found.batch_size, **told}
+    if found.protocol.get("sends", "gradient") != "gradient" and not told.keys() & _LOCAL:
+        told["epochs"] = 1  # else it would be rehearsed as a gradient
     return [Step(words, _spelled("check", {**files, **told, **more}))]
 
 
@@ -296,13 +299,22 @@ def _sweep(report: Report, found: Finding | None) -> Step:
 
 def _after_a_sweep(report: Report) -> Advice:
     measured = [case for case in report.cases if case.measured]
-    safe = sorted((c for c in measured if c.measured and c.measured.is_safe), key=_price)
-    defended = [c for c in measured if c.measured and c.measured.cost is not None]
-    order = sorted(defended, key=lambda c: (SEVERITY.index(c.outcome), _price(c)))
+    safe = sorted((case for case in measured if case.is_safe), key=_price)
+    helped = [c for c in measured if c.measured and c.measured.cost is not None and _stopped(c)]
+    order = sorted(helped, key=lambda c: (SEVERITY.index(c.outcome), _price(c)))
     missing = len(report.cases) - len(measured)
     found = safe_settings(measured)
     mitigations = (tuple(order), _MEASURED_HERE) if order else (PUBLISHED, _SOURCE)
     return Advice(found, tuple(safe), tuple(_more(report, safe, missing)), *mitigations)
+
+
+def _is_quiet(case: Case) -> bool:
+    return case.outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE)
+
+
+def _stopped(case: Case) -> bool:
+    """Did some batch not leak? Where all of them did, nothing was mitigated."""
+    return case.measured is not None and case.measured.leaked < case.measured.batches
 
 
 def safe_settings(cases: Sequence[Case]) -> str:
@@ -315,9 +327,14 @@ def safe_settings(cases: Sequence[Case]) -> str:
     >>> safe_settings(PUBLISHED[-2:])
     'Safe from this attack: none of 2 settings.'
     """
-    measured = [(case.name, case.measured) for case in cases if case.measured]
-    safe = [(name, one) for name, one in measured if one.is_safe]
-    late = [name for name, one in measured if not one.leaked and one.out_of_time]
+    measured = [(case, case.measured) for case in cases if case.measured]
+    safe = [(case.name, one) for case, one in measured if case.is_safe]
+    late = [case.name for case, one in measured if _is_quiet(case) and one.out_of_time]
+    undecided = [
+        case.name
+        for case, one in measured
+        if case.outcome is Outcome.INCONCLUSIVE and not one.out_of_time
+    ]
     of = f"of {len(measured)} setting{'s' * (len(measured) != 1)}"
     words = f"Safe from this attack: none {of}."
     if safe:
@@ -329,6 +346,9 @@ def safe_settings(cases: Sequence[Case]) -> str:
         )
     if late:
         words += f" Nothing came back, but time ran out, at {_listed(late)}: not known to be safe."
+    if undecided:
+        told = _listed(undecided)
+        words += f" Nothing came back, but the attack cannot tell, at {told}: not known to be safe."
     return words
 
 

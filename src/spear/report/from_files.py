@@ -34,6 +34,10 @@ _GUESS = {
         "ReLU, this verdict says little. Give the model."
     ),
 }
+_UNREPEATED = (
+    "The update was not computed again from it, since the order of the client's mini-batches is not "
+    "known: only the layer was judged."
+)
 _OTHER_BATCH = (
     "Proved samples differ from every sample of the truth that was given. Is that really the batch "
     "behind this update? If so, please report a wrong verdict."
@@ -92,7 +96,9 @@ def invert_files(
     notes = _notes(rounds, view)
     stopped = result.cause is Cause.INTERRUPTED  # which says nothing about the model
     if rounds[0].model is None and view.model is not None and not stopped:
-        notes = (*notes, _GUESS[result.proof])
+        steps = isinstance(view, LayerUpdate) and view.trained and not view.protocol.one_step
+        unrepeated = steps and result.proof is Proof.PATTERN
+        notes = (*notes, _UNREPEATED if unrepeated else _GUESS[result.proof])
     if known is not None and any(
         sure and not decibel >= EXACT_DB
         for sure, decibel in zip(result.certified.tolist(), known.psnr, strict=True)

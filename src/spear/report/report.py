@@ -133,6 +133,13 @@ class Case:
     words: str
     measured: Measured | None = field(default=None, metadata={"added": "after the schema"})
 
+    @property
+    def is_safe(self) -> bool:
+        """Was it measured, and did nothing come back, not even blurred?"""
+        return (
+            self.outcome is Outcome.FAILED and self.measured is not None and self.measured.is_safe
+        )
+
 
 @dataclass(frozen=True)
 class Step:

@@ -133,7 +133,8 @@ def given(protocol: Protocol) -> dict[str, Any]:
 
 
 def _people(finding: Finding) -> str:
-    if finding.batch_size is None:
+    told = finding.protocol.get("samples")
+    size = len(finding.truth.names) if finding.truth else told or finding.batch_size
+    if size is None:
         return "the client's batch"
-    many = "samples" if finding.batch_size != 1 else "sample"
-    return f"the client's batch of {finding.batch_size} {many}"
+    return f"the client's batch of {size} {'samples' if size != 1 else 'sample'}"

@@ -70,9 +70,9 @@ _UNPROVED = (
     "the proof is missing."
 )
 _MEANINGS_OF_SWEEP = {
-    Outcome.EXACT: "There are settings at which clients send their data when they send an update.",
-    Outcome.PARTIAL: "There are settings at which single samples can be read exactly.",
-    Outcome.APPROXIMATE: "There are settings at which samples can be recognised.",
+    Outcome.EXACT: "At some of these settings, to send an update is to send the data.",
+    Outcome.PARTIAL: "At some of these settings single samples can be read exactly.",
+    Outcome.APPROXIMATE: "At some of these settings samples come back, recognisable or blurred.",
     Outcome.INCONCLUSIVE: (
         "At none of these settings is a sample known to have leaked, but at some it cannot be told."
     ),
@@ -124,12 +124,14 @@ def verdict(report: Report) -> Headline:
 
 def _of_sweep(report: Report, overall: Outcome) -> Headline:
     """Which settings are safe comes first: a sweep is run to find them."""
-    measured = [case.measured for case in report.cases if case.measured]
+    measured = [case for case in report.cases if case.measured]
     if not measured:
         return Headline(overall.value, OUTCOMES[overall], _MEANINGS_OF_SWEEP[overall])
-    safe = sum(one.is_safe for one in measured)
+    safe = [case.measured.batches for case in measured if case.measured and case.is_safe]
     tone = Outcome.PARTIAL if safe and overall is Outcome.EXACT else overall
-    name = f"Safe at {safe or 'none'} of {count(len(measured), 'setting')}"
+    name = f"Safe at {len(safe) or 'none'} of {count(len(measured), 'setting')}"
+    if safe:
+        name += f", by {count(min(safe), 'batch', 'batches')} each"
     return Headline(tone.value, name, _MEANINGS_OF_SWEEP[overall])
 
 

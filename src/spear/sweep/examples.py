@@ -45,7 +45,14 @@ def _extremes(found: Sequence[Leakage]) -> list[tuple[str, Leakage, Row]]:
         leaking = [r for r in least.done if r.metrics["recognised"] or r.metrics["certified"]]
         wanted = min(leaking, key=lambda row: row.metrics["best"] or 0)
         chosen.append(("The faintest leak", least, wanted))
-    quiet = [a for a in _quick(found, LeakageLevel.NOTHING) if a.best is not None]
+    blurred = [a for a in _quick(found, LeakageLevel.BLURRED) if a.best is not None]
+    if blurred:
+        nearest = max(blurred, key=lambda a: a.best or 0)
+        wanted = max(nearest.done, key=lambda row: row.metrics["best"] or -1e9)
+        chosen.append(("Blurred: short of what counts as recognisable", nearest, wanted))
+    quiet = [
+        a for a in _quick(found, LeakageLevel.UNDECIDED, LeakageLevel.NOTHING) if a.best is not None
+    ]
     if quiet:
         nearest = max(quiet, key=lambda a: a.best or 0)
         wanted = max(nearest.done, key=lambda row: row.metrics["best"] or -1e9)

@@ -9,19 +9,28 @@ from enum import Enum
 from typing import Any
 
 from spear.federated import Noise
+from spear.inversion import Outcome
 from spear.metrics import Rate
 from spear.sweep.grid import Axis
 from spear.sweep.setting import Setting
 from spear.sweep.utility import Utility
 from spear.trials import Row, Status
 
+_CAME_BACK = tuple(o.name for o in (Outcome.EXACT, Outcome.PARTIAL, Outcome.APPROXIMATE))
+
 
 class LeakageLevel(Enum):
-    """The worst that happened at a setting, in any of its batches."""
+    """The worst that happened at a setting, in any of its batches.
+
+    Where no batch leaks, it is what the attack says itself, without the truth: that samples came back
+    (blurred, for none is recognisable), that it cannot tell, or that it got nothing.
+    """
 
     EXACT = "whole batches exact"
     SINGLE = "single samples exact"
     RECOGNISABLE = "recognisable"
+    BLURRED = "blurred"
+    UNDECIDED = "cannot tell"
     NOTHING = "nothing recovered"
     UNMEASURED = "not measured"
 
@@ -64,6 +73,11 @@ class Leakage:
         """Batches with every sample exact."""
         return self._rate(lambda m: m["exact"])
 
+    @property
+    def undecided(self) -> list[Row]:
+        """Batches of which the attack cannot tell what they give away."""
+        return [row for row in self.done if row.outcome == Outcome.INCONCLUSIVE.name]
+
     def share(self, metric: str) -> float | None:
         """The share of all samples that are `metric`: recovered, recognised or certified."""
         total = sum(row.metrics["samples"] for row in self.done)
@@ -98,7 +112,11 @@ class Leakage:
             return LeakageLevel.EXACT
         if self.single.count:
             return LeakageLevel.SINGLE
-        return LeakageLevel.RECOGNISABLE if self.leaked.count else LeakageLevel.NOTHING
+        if self.leaked.count:
+            return LeakageLevel.RECOGNISABLE
+        if any(row.outcome in _CAME_BACK for row in self.done):
+            return LeakageLevel.BLURRED
+        return LeakageLevel.UNDECIDED if self.undecided else LeakageLevel.NOTHING
 
     def _best_of_each(self) -> list[float]:
         best = [row.metrics["best"] for row in self.done]

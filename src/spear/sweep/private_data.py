@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Mapping
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 
 from spear import data as readers
-from spear.data import ImageData, TabularData
+from spear.data import Column, ImageData, TabularData
 from spear.errors import InvalidFile, InvalidOption
 from spear.files import load_object, read_tensors
 from spear.report import ImageFormat
+from spear.report.columns import fits
 
 _INPUTS, _LABELS = ("inputs", "x", "X", "data", "images"), ("labels", "y", "Y", "targets")
 _FILES = (".npz", ".safetensors", ".pt", ".pth")
@@ -44,6 +46,7 @@ class PrivateData:
         labels: (N,) classes as int64, or (N, ...) numbers as floats.
         image_format: how a sample becomes a picture in [0, 1]; None if samples are not pictures.
         names: (N,) names of the samples; numbered unless given.
+        columns: what the inputs are called, if samples are rows of a table.
     """
 
     name: str
@@ -51,6 +54,7 @@ class PrivateData:
     labels: Tensor = field(repr=False)
     image_format: ImageFormat | None = None
     names: tuple[str, ...] | None = field(default=None, repr=False)
+    columns: tuple[Column, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.inputs.ndim < 2 or not self.inputs.is_floating_point():
@@ -72,6 +76,8 @@ class PrivateData:
             )
         if self.image_format is not None:
             self._check(self.image_format)
+        if self.columns:
+            fits(self.columns, self.inputs.flatten(1))
 
     def _check(self, image_format: ImageFormat) -> None:
         pixels = image_format.pictures(self.inputs.flatten(1))
@@ -161,14 +167,25 @@ def _by_range(x: Tensor) -> ImageFormat:
     return ImageFormat(shape) if within else ImageFormat(shape, (low,), (max(high - low, 1e-12),))
 
 
-def load_data(spec: str | None, image_format: ImageFormat | None, root: Path | None) -> PrivateData:
+def load_data(
+    spec: str | None,
+    image_format: ImageFormat | None,
+    root: Path | None,
+    columns: tuple[Column, ...] = (),
+) -> PrivateData:
     """The data by its name: a file, a known dataset, package.module:function, or None for photos.
 
     Args:
         spec: the name.
         image_format: how its samples are shown as pictures.
         root: folder of the known datasets; SPEAR_DATA unless given.
+        columns: what its inputs are called, if they are rows of a table; ADULT's are known.
     """
+    found = _by_name(spec, image_format, root)
+    return dataclasses.replace(found, columns=columns) if columns else found
+
+
+def _by_name(spec: str | None, image_format: ImageFormat | None, root: Path | None) -> PrivateData:
     if image_format is not None and (spec is None or spec in _KNOWN):
         raise InvalidOption(f"{spec or 'the photos'} has its own shape, mean and std: give none")
     if spec is None:
@@ -215,7 +232,8 @@ def _known(name: str, root: Path) -> PrivateData:
         image_format = ImageFormat(source.shape, source.mean, source.std)
     names = tuple(f"{name} {i}" for i in order)
     words = f"{len(order):,} of {count:,} samples of {source.name}"
-    return PrivateData(words, x.float(), y.long(), image_format, names)
+    columns = source.columns if isinstance(source, TabularData) else ()
+    return PrivateData(words, x.float(), y.long(), image_format, names, columns)
 
 
 def _file(path: Path, image_format: ImageFormat | None) -> PrivateData:

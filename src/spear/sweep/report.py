@@ -44,6 +44,8 @@ def leakage_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
         ),
         "cost, points" if classes else "cost, loss": lambda a: _cost(a, unit, digits),
     }
+    if any(leakage.noise.epsilon is not None for leakage in found):
+        columns["ε"] = _epsilon
     caption = (
         f"{sweep.repeats} private batches per setting, each with weights of its own. A setting is "
         "named by what differs from the base: b samples in a batch, lr the local learning rate, C the "
@@ -76,6 +78,10 @@ def _cost(leakage: Leakage, unit: float, digits: int) -> str | None:
     return None if cost is None else f"{cost + 0.0:g}" + (f" ± {spread:g}" if spread else "")
 
 
+def _epsilon(leakage: Leakage) -> float | None:
+    return leakage.noise.epsilon and float(f"{leakage.noise.epsilon:.4g}")
+
+
 def _interval(leakage: Leakage) -> str | None:
     if not leakage.done:
         return None
@@ -94,7 +100,7 @@ def settings_table(sweep: Sweep, found: Sequence[Leakage]) -> Table:
         "C": lambda a: a.setting.clip,
         "σ": lambda a: a.noise.sigma and float(f"{a.noise.sigma:.4g}"),
         "z": lambda a: a.noise.multiplier and float(f"{a.noise.multiplier:.4g}"),
-        "ε": lambda a: a.noise.epsilon and float(f"{a.noise.epsilon:.4g}"),
+        "ε": _epsilon,
         "precision": lambda a: a.setting.precision,
         "pruned": lambda a: a.setting.pruned,
         "clients": lambda a: a.setting.clients,
@@ -141,14 +147,24 @@ _OUTCOMES = {
     LeakageLevel.EXACT: Outcome.EXACT,
     LeakageLevel.SINGLE: Outcome.PARTIAL,
     LeakageLevel.RECOGNISABLE: Outcome.APPROXIMATE,
+    LeakageLevel.BLURRED: Outcome.APPROXIMATE,
+    LeakageLevel.UNDECIDED: Outcome.INCONCLUSIVE,
     LeakageLevel.NOTHING: Outcome.FAILED,
 }
-_EXIT = {LeakageLevel.EXACT: 20, LeakageLevel.SINGLE: 10, LeakageLevel.RECOGNISABLE: 10}
+_EXIT = {
+    Outcome.EXACT: 20,
+    Outcome.PARTIAL: 10,
+    Outcome.APPROXIMATE: 10,
+    Outcome.INCONCLUSIVE: 30,
+    Outcome.FAILED: 0,
+}
 
 
 def exit_code(found: Sequence[Leakage]) -> int:
-    """20 if a whole batch was exact anywhere, 10 if anything leaked, 0 if nothing did."""
-    return max((_EXIT.get(leakage.verdict, 0) for leakage in found), default=0)
+    """Of the worst setting: 20 if a whole batch was exact, 10 if anything came back, 30 if the attack
+    cannot tell, 0 if nothing came back."""
+    worst = _overall(found)
+    return 0 if worst is None else _EXIT[worst]
 
 
 def sweep_report(
@@ -257,14 +273,22 @@ def headline(found: Sequence[Leakage], cases: Sequence[Case]) -> str:
     done = [leakage for leakage in found if leakage.done]
     if not done:
         return "Nothing was measured."
-    exact = sum(leakage.verdict is LeakageLevel.EXACT for leakage in done)
-    quiet = sum(leakage.verdict is LeakageLevel.NOTHING for leakage in done)
-    others = len(done) - quiet - exact
+    exact, single, recognisable, blurred = (
+        sum(leakage.verdict is level for leakage in done)
+        for level in (
+            LeakageLevel.EXACT,
+            LeakageLevel.SINGLE,
+            LeakageLevel.RECOGNISABLE,
+            LeakageLevel.BLURRED,
+        )
+    )
+    others = single + recognisable
     parts = [f"whole batches came back exactly at {exact}"] if exact else []
     parts += [f"something recognisable at {others}"] if others else []
+    parts += [f"something blurred at {blurred}"] if blurred else []
     words = safe_settings(cases)
     if parts:
-        told = " and ".join(parts)
+        told = ", ".join([*parts[:-2], " and ".join(parts[-2:])])
         words += f" {told[0].upper()}{told[1:]}."
     if len(done) < len(found):
         words += f" {len(found) - len(done)} of {len(found)} settings are not measured yet."
@@ -273,12 +297,13 @@ def headline(found: Sequence[Leakage], cases: Sequence[Case]) -> str:
 
 def _along_axes(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
     remarks = []
-    quiet = {LeakageLevel.NOTHING, LeakageLevel.UNMEASURED}
+    quiet = {LeakageLevel.NOTHING, LeakageLevel.UNDECIDED, LeakageLevel.UNMEASURED}
     for axis in sweep.grid.axes:
         words, own = trend(axis, found), {setting for _, setting in axis.points}
-        leaks = any(a.setting in own and a.verdict not in quiet for a in found)
+        verdicts = {a.verdict for a in found if a.setting in own}
         if words:
-            level = Level.EXPOSED if leaks else Level.PROTECTED
+            level = Level.PROTECTED if verdicts == {LeakageLevel.NOTHING} else Level.NOTE
+            level = Level.EXPOSED if verdicts - quiet else level
             remarks.append(Remark(level, axis.title, f"{words[0].upper()}{words[1:]}."))
     return remarks
 
@@ -288,16 +313,22 @@ def _safe(found: Sequence[Leakage], classes: bool) -> list[Remark]:
     remarks = []
     base = found[0].setting if found else None
     for leakage in found:
-        if leakage.verdict is not LeakageLevel.NOTHING:
+        if leakage.verdict not in (LeakageLevel.NOTHING, LeakageLevel.UNDECIDED):
             continue
         words = f"This attack recovered nothing: {percent(leakage.leaked)} leaked"
         if leakage.out_of_time:
             words += f", though in {leakage.out_of_time} of them the time limit stopped it"
+        elif leakage.undecided:
+            reason = leakage.undecided[0].metrics["reason"].removesuffix(".")
+            words += f", though in {len(leakage.undecided)} of them it cannot tell ({reason})"
         measured = _measured(leakage, classes)
         words += f"; {NO_GUARANTEE}."
         if measured is not None and measured.cost is not None:
             words += f" Its cost in training: {measured.price}."
-        remarks.append(Remark(Level.PROTECTED, leakage.setting.words(base), words))
+        if leakage.noise.epsilon is not None:
+            words += f" Its ε is {leakage.noise.epsilon:,.3g}: only a small one is a guarantee."
+        level = Level.NOTE if leakage.undecided else Level.PROTECTED
+        remarks.append(Remark(level, leakage.setting.words(base), words))
     return remarks
 
 
@@ -316,7 +347,9 @@ def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
             Level.NOTE,
             "what counts",
             f"A batch leaks if any of its samples is recognisable, exact or certified: {unit}; exact "
-            "is 60 dB. Intervals are Clopper-Pearson at 95 %, over batches.",
+            "is 60 dB. Where none does, the verdict is the attack's own: blurred if it says that "
+            "samples came back, cannot tell, or nothing recovered. Intervals are Clopper-Pearson at "
+            "95 %, over batches.",
         )
     ]
     too_small = utility.too_small(len(data), sweep.grid.base)

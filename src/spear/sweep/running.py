@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import time
 from collections.abc import Mapping, Sequence
@@ -106,7 +107,7 @@ def sweep(
         training: how utility is measured; `Training(rounds=0)` leaves it out.
         workers: processes; one per core unless given. 0 runs everything in this process, for notebooks.
         on_step: called with a `Step` as trials make progress.
-        subject: passed on to `Subject`: loss, image_format, root, trained_steps, server_lr.
+        subject: passed on to `Subject`: loss, image_format, columns, root, trained_steps, server_lr.
     """
     from spear.sweep.examples import pick_examples
     from spear.sweep.report import sweep_report
@@ -114,6 +115,7 @@ def sweep(
     began = time.monotonic()
     if isinstance(data, tuple):
         data = PrivateData.of("the data given", *data, image_format=subject.get("image_format"))
+        data = dataclasses.replace(data, columns=tuple(subject.get("columns", ())))
     audited = Subject(model, data, **subject)
     chosen = default_lists(len(audited.samples())) if lists is None else lists
     planned = Sweep(

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from spear.data import Column
 from spear.errors import InvalidOption
 from spear.federated import fitting_loss, mlp, train
 from spear.files import accepts, build_model, load_object, loss_of
@@ -39,6 +40,7 @@ class Subject:
         trained_steps: training steps before the model is attacked.
         server_lr: learning rate of that training, of the server when utility is measured, and between
             rounds of gradients.
+        columns: what the inputs are called, if they are rows of a table; `PrivateData` has its own.
     """
 
     model: str | Factory | None = None
@@ -48,6 +50,7 @@ class Subject:
     root: Path | None = None
     trained_steps: int = 0
     server_lr: float = 0.05
+    columns: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
         if self.trained_steps < 0 or not self.server_lr > 0:
@@ -61,7 +64,7 @@ class Subject:
         """The data, loaded once per process."""
         if isinstance(self.data, PrivateData):
             return self.data
-        return _loaded(self.data, self.image_format, self.root)
+        return _loaded(self.data, self.image_format, self.root, self.columns)
 
     def build(self, width: int | None, seed: int) -> nn.Module:
         """The untrained model, with weights that depend on the seed alone."""
@@ -176,8 +179,13 @@ class Fitted:
 
 
 @cache
-def _loaded(spec: str | None, image_format: ImageFormat | None, root: Path | None) -> PrivateData:
-    return load_data(spec, image_format, root)
+def _loaded(
+    spec: str | None,
+    image_format: ImageFormat | None,
+    root: Path | None,
+    columns: tuple[Column, ...],
+) -> PrivateData:
+    return load_data(spec, image_format, root, columns)
 
 
 def _accepted(model: nn.Module, data: PrivateData) -> tuple[Tensor, Outputs]:

@@ -62,7 +62,7 @@ def attacked(
         on_progress=on_progress,
     )
     names = [data.name_of(i) for i in chosen.tolist()]
-    batch = Batch(x, data.labels[chosen], model, data.image_format, names)
+    batch = Batch(x, data.labels[chosen], model, data.image_format, names, data.columns)
     view, shown = found.view, data.image_format
     pictures = shown is not None and view.reads_data and shown.inputs == view.inputs
     truth = _layer_inputs(model, view.layer, x)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spear.data import Column
 from spear.federated import fedsgd, play_rounds
 from spear.inversion import Inversion, Outcome, invert
 from spear.metrics import EXACT_DB, Assignment, ImageScore, Lpips, NotMeasured, score_images
@@ -29,6 +30,7 @@ class Batch:
     model: nn.Module
     image_format: ImageFormat | None = None  # None where samples are not pictures
     names: Sequence[str] = field(default=(), repr=False)  # (b,), or none
+    columns: tuple[Column, ...] = field(default=(), repr=False)  # of a table, or none
 
     def view(self) -> LayerUpdate:
         """The attackable layer in a FedSGD update, as the server sees it."""
@@ -142,6 +144,7 @@ class Compared:
             image_format=self.batch.image_format if self.pictures else None,
             truth=Truth(tuple(names), self.truth, classes, tuple(index), tuple(decibels)),
             notes=tuple(notes),
+            columns=self.batch.columns if self.attacked.view.reads_data else (),
         )
 
 

@@ -442,8 +442,8 @@ def _caveat(node: fx.Node, modules: dict[str, nn.Module]) -> Caveat | None:
         dropped = isinstance(module, _DROPOUT) and module.training and module.p > 0
         if dropped or _dropout_rate(source, modules):
             words = (
-                f"dropout ({name!r}, in train mode) is active before it: what comes back is the "
-                "client's input with random entries dropped"
+                f"dropout ({name!r}, in train mode) is active before it: what comes back is what the "
+                "layer reads, with random entries dropped"
             )
             return Caveat(name, words)
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:

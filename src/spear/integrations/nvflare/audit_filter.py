@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +25,18 @@ from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor, nn
 
 from spear.errors import InvalidOption, InvalidUpdate
+from spear.files import load_object
 from spear.integrations import remarks
-from spear.integrations.examiner import Examined, Examiner, Framework, Model, Options, Update, Whose
+from spear.integrations.examiner import (
+    Examined,
+    Examiner,
+    Framework,
+    Model,
+    Options,
+    Private,
+    Update,
+    Whose,
+)
 from spear.integrations.messages import Arrays
 from spear.integrations.running_report import Entry, write_reply
 from spear.integrations.several_rounds import SeveralRounds
@@ -83,6 +93,9 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         history: how many rounds of each client are kept, and audited together; 1 keeps nothing.
         history_megabytes: how much memory that may take, for all clients together.
         image_format: how to show inputs; guessed for usual sizes unless given.
+        truth: what a client holds, to compare with, if you may know it: a function, or its name
+            "package.module:function", which a job's config can hold. It is called with the client's
+            name, and returns inputs (b, ...), or (inputs, labels), or (inputs, labels, names), or None.
         options: what is known of the clients, and limits: see `Options` of the Flower audit. Each may
             also be given by its own name. `sends` follows the kind of the DXO unless given.
     """
@@ -96,6 +109,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         history: int = 20,
         history_megabytes: float = 1024.0,
         image_format: ImageFormat | None = None,
+        truth: str | Callable[[str], Any] | None = None,
         options: Options | None = None,
         **more: Any,
     ) -> None:
@@ -103,7 +117,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         # NVFlare writes a job's config from attributes that are named as the arguments are.
         self.model, self.folder, self.redact = model, folder, redact
         self.history, self.history_megabytes = history, history_megabytes
-        self.image_format = image_format
+        self.image_format, self.truth = image_format, truth
         self.options: dict[str, Any] = {**(options or {}), **more}
         self._new_examiner(None if isinstance(model, str) else model)  # report mistakes at once
         self._examiner: Examiner | None = None
@@ -208,14 +222,31 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
             before, update = _read(examiner, task, dxo, "sends" in self.options)
         except Exception as error:
             return examiner.unaudited(name, error)
-        whose = Whose(client, f"client {client}", number)
+        private, failed = self._private(client)
         return examiner.examine(
-            name, before, update.values, update.protocol, notes=update.notes, whose=whose
+            name,
+            before,
+            update.values,
+            update.protocol,
+            notes=[*update.notes, *failed],
+            private=private,
+            whose=Whose(client, f"client {client}", number),
         )
+
+    def _private(self, client: str) -> tuple[Private | None, list[str]]:
+        """What the client holds, if that may be known; or that it could not be had."""
+        if self.truth is None:
+            return None, []
+        try:
+            truth = load_object(self.truth) if isinstance(self.truth, str) else self.truth
+            return Private.of(truth(client)), []
+        except Exception as error:  # the user's function; the attack does not need it
+            NVFLARE.log.warning("SPEAR: truth= failed", exc_info=True)
+            return None, [f"truth= failed ({type(error).__name__}: {error})"]
 
     def _new_examiner(self, model: Model | None) -> Examiner:
         options = {**self.options, "image_format": self.image_format}
-        beside = ("folder", "redact", "history", "history_megabytes", "options")
+        beside = ("folder", "redact", "history", "history_megabytes", "truth", "options")
         examiner = Examiner.new(NVFLARE, model, options, beside)
         several = SeveralRounds(self.history, self.history_megabytes, examiner.max_seconds)
         examiner.several = several if self.history > 1 else None
