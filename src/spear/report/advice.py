@@ -99,8 +99,8 @@ PUBLISHED = (
 )
 _SOURCE = (
     "Not of this model: measured by the built-in sweep (spear docs audit: width 200, photos, 8 samples "
-    "per client, 5 batches at each setting). Only noise, with its ε, comes with a guarantee. spear "
-    "audit measures your own."
+    "per client, 5 batches at each setting; C is the clipping norm). Only noise, with its ε, comes with "
+    "a guarantee. spear audit measures your own."
 )
 _MEASURED_HERE = "Measured by this sweep; cost is against the same training without defences."
 
