@@ -115,6 +115,25 @@ def test_what_is_no_proof_of_safety_is_unknown():
     assert adam.verdict is Exposure.UNKNOWN
     assert "proves nothing" in said(adam, "optimiser")[0].words
     assert "torch.optim" in judged(net(), samples=B, lr=0.1, optimizer="lion").headline
+    alone = judged(net(), samples=B, optimizer="Adam")  # an optimiser trains: no gradient is sent
+    assert alone.verdict is Exposure.UNKNOWN
+    assert "taken to be 0.01" in said(alone, "assumed")[0].words
+
+
+def test_an_optimiser_is_no_protection_where_gradients_are_sent():
+    found = preflight(net(), protocol=Protocol(samples=B, optimizer="Adam"), data="table")
+    assert found.verdict is Exposure.EXPOSED
+    assert [remark.level for remark in said(found, "optimiser")] == [Level.NOTE]
+    assert "no step of Adam shows" in said(found, "optimiser")[0].words
+
+
+def test_the_headline_says_so_if_only_some_kinds_of_data_came_back():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 1))
+    found = preflight(model, samples=5)
+    assert found.verdict is Exposure.EXPOSED
+    said = "(standard normal numbers: exact; table rows, numbers and categories: "
+    assert f"; it depends on the data {said}" in found.headline
 
 
 def test_trained_samples_vanish_so_a_full_batch_is_not_safe():

@@ -55,6 +55,8 @@ def test_the_demo_recovers_photos_and_writes_a_picture_and_a_page(demo):
     assert (out / "recovered.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 12
+    took = re.search(r"\(([^,]+), \d+ search passes\)", " ".join(done.stdout.split()))[1]
+    assert f"6 of 6 photos were recovered and certified in {took}." in page
     assert not re.search(r"(src|href)=\"(?!data:|#)", page)
     assert "://" not in page
 
@@ -76,7 +78,7 @@ def test_the_demo_of_several_rounds_recovers_more_photos_than_neurons(tmp_path):
     assert "one gradient per round on 44 private photos for 12 rounds (16 x 16, 6-layer" in told
     assert "The server sees the model and the gradient of each round, nothing else." in told
     assert "EXACT: all 44 samples visible in the updates were recovered, proved by replay" in told
-    assert "rounds of search" in told
+    assert "search passes" in told
     shown = cells(done)  # too many photos for a line each
     assert {name: value for name, value in shown.items() if "PSNR" not in name} == {
         "recovered": "44 of 44",

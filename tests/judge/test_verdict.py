@@ -33,6 +33,14 @@ def test_samples_beyond_the_noise_forbid_exact():
     assert "the batch holds samples whose gradient has all but vanished" in part.reason
 
 
+def test_samples_too_faint_to_find_are_not_called_noise_alone():
+    alone, _, _ = concluded(noise=1e-4)
+    beside, _, _ = concluded(noise=1e-4, has_unresolved_samples=True)
+    assert alone.cause is beside.cause is Cause.IMPRECISE
+    assert "carries noise of" in alone.reason
+    assert "carries noise, or samples as faint as noise, of" in beside.reason
+
+
 @pytest.mark.parametrize("end", ["TIME", "INTERRUPTED"])
 @pytest.mark.parametrize(
     ("match", "noise", "outcome", "returned"),

@@ -74,6 +74,16 @@ def test_fedavg_is_rehearsed_as_fedavg(sends):
     assert "--epochs" not in commands(made())[0]
 
 
+@pytest.mark.parametrize("told", ["-b 16", "--samples 16", "--samples=16"])
+def test_a_check_of_many_clients_is_measured_with_the_samples_of_one(told):
+    settings = {"command": f"spear check --model n.py:Net {told} --clients 10", "batch_size": 160}
+    (measure,) = commands(Report.new("check", "t", "h", settings=settings))
+    assert measure.startswith("spear audit --samples 16 ")
+    settings["command"] = "spear check --weights w.pt --update g.pt"
+    (measure,) = commands(Report.new("check", "t", "h", settings={**settings, "batch_size": 20}))
+    assert measure.startswith("spear audit --samples 20 ")
+
+
 def test_fedavg_is_measured_as_fedavg():
     told = {"sends": "weights", "lr": 0.01}
     assert "--epochs 1 --lr 0.01" in commands(made(protocol=told))[-1]

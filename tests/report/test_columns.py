@@ -1,5 +1,7 @@
 """Names of a table's inputs: recovered rows read as the people they are about."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -70,7 +72,9 @@ def test_people_are_rows_with_what_differs():
     assert len(table.rows) == 3  # two came back, one did not
     missing = next(i for i in range(3) if i not in found.truth.index)
     true = rows_of(found.columns, found.truth.inputs)
-    assert table.rows[2][1:] == tuple(f"({entry})" for entry in true[missing])
+    assert table.columns[-1] == "label"
+    assert table.rows[2][1:] == (*(f"({entry})" for entry in true[missing]), f"({missing})")
+    assert [row[-1] for row in table.rows[:2]] == [str(i) for i in found.truth.index]
     assert evidence.values(found, evidence.samples(found)) == []
     unlike = people()
     unlike.truth.inputs[unlike.truth.index[0], 0] += 1.0  # ten years
@@ -87,3 +91,13 @@ def test_a_page_shows_them_and_a_redacted_one_does_not():
     redacted = report.redacted().page()
     assert "The rows that came back" not in redacted
     assert entry not in redacted
+
+
+def test_a_label_stands_in_the_row_of_its_person_and_beside_the_true_one_if_they_differ():
+    found = people()
+    wrong = dataclasses.replace(found, labels=torch.tensor([7, -1]))
+    first, second, _ = evidence.people(wrong, evidence.samples(wrong)).rows
+    true = found.truth.index
+    assert (first[-1], second[-1]) == (f"7 ({true[0]})", f"none matched ({true[1]})")
+    unknown = dataclasses.replace(found, labels=None)
+    assert evidence.people(unknown, evidence.samples(unknown)).columns[-1] == "f16"

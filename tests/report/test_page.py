@@ -5,6 +5,7 @@ import io
 import itertools
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,8 @@ Image = pytest.importorskip("PIL.Image", reason="needs the cli extra")
 pytest.importorskip("skimage", reason="needs the cli extra")
 pytest.importorskip("matplotlib", reason="needs the plots extra")
 
-from spear.report import Drawing, Level, Remark, Report, Table, evidence
+import spear
+from spear.report import Drawing, Level, Remark, Report, Table, evidence, words
 from spear.report.page import render
 from spear.report.pictures import data_uri
 from support import reports
@@ -557,6 +559,26 @@ def test_cards_name_their_values_and_are_still_read_as_a_table(opened):
     assert page.locator("#tables").get_by_role("columnheader").count() == 18
     gap = page.locator("#tables td[data-none]").first
     assert gap.evaluate("cell => getComputedStyle(cell).display") == "none"
+
+
+def test_stages_and_counts_are_named_in_words(opened):
+    page = opened(KINDS["exact"])
+    stages = ["reading the batch size", "rest of the search", "proving the samples"]
+    assert texts(page, ".bars th") == stages
+    assert texts(page, ".work .pairs dt") == ["search passes", "starting points"]
+
+
+def test_every_stage_and_count_of_the_code_has_words():
+    files = Path(spear.__file__).parent.rglob("*.py")
+    attacks = [file for file in files if "experiments" not in file.parts]
+    source = "\n".join(file.read_text("utf-8") for file in attacks)
+    assert set(re.findall(r'\.stage\("(\w+)"\)', source)) == set(words.STAGES)
+    assert set(re.findall(r'watch\.count\("(\w+)"', source)) == set(words.COUNTS)
+
+
+def test_what_may_still_leak_is_called_a_bound(opened):
+    heads = texts(opened(KINDS["exact"]), "#advice .sortable thead th")
+    assert heads == ["setting", "leaked", "at most (95 % bound)", "cost in training"]
 
 
 def test_the_verdict_leads_to_what_to_do_now(opened):

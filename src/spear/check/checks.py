@@ -28,6 +28,13 @@ _MOST_ROUNDS = 1_000  # more is a slip of the keyboard
 _AUDIT = "real data may differ: measure with yours (spear audit)"
 _HIDDEN = "clipping and noise hide any batch"
 _ORDER = list(Recovery)
+_WHY = {  # nothing came back, in a few words; others keep their name
+    Cause.NARROW: "too many for the layer",
+    Cause.NO_GAP: "nothing shows how many there are",
+    Cause.NOISE: "hidden by noise",
+    Cause.OPTIMISER: "not SGD",
+    Cause.TIME: "out of time",
+}
 _VERDICTS = {
     Recovery.EXACT: Exposure.EXPOSED,
     Recovery.CLEAR: Exposure.EXPOSED,
@@ -334,7 +341,7 @@ class _Case:
 
     def _more_time(self) -> Advice:
         words = "A search ran out of time: give it more."
-        return Advice(Action.GIVE_TIME, words, {"max_seconds": 10 * self.max_seconds})
+        return Advice(Action.GIVE_TIME, words, {"max_seconds": f"{10 * self.max_seconds:g}"})
 
     def _alone(self, stage: Stage, best: Rehearsal, reached: Exposure) -> Reason | None:
         """What one client's update gives away if the server sees it before it is summed."""
@@ -405,7 +412,11 @@ def _reason(played: list[Rehearsal]) -> Reason:
     kinds: dict[str, list[str]] = {}
     for one in sorted(played, key=lambda one: _ORDER.index(one.score.recovery)):
         some = one.score.recovered
-        proof = f", {one.certified} of them proved" if some else f" ({one.cause.value})"
+        proof = (
+            f", {one.certified} of them proved"
+            if some
+            else f" ({_WHY.get(one.cause, one.cause.value)})"
+        )
         kinds.setdefault(f"{one.score.words}{proof}", []).append(one.kind.name)
     first, *others = [
         f"{found[0].upper()}{found[1:]}: {', '.join(names)}." for found, names in kinds.items()
@@ -416,13 +427,14 @@ def _reason(played: list[Rehearsal]) -> Reason:
 
 
 def _others(best: Rehearsal, played: list[Rehearsal]) -> str:
-    """What came back of each kind of data, if they disagree; else empty. That nothing came back of some
-    says that real data decides."""
+    """What came back of each kind of data, if they disagree; else empty. Verdicts that differ say that
+    real data decides."""
     if all(one.score.recovery is best.score.recovery for one in played):
         return ""
     less = [f"{one.kind.words}: {one.score.short}" for one in played if one is not best]
-    depends = any(one.score.recovery is Recovery.NOTHING for one in played)
-    return f" ({'; '.join([best.kind.words, *less])}){', so it depends on the data' * depends}"
+    depends = len({_VERDICTS[one.score.recovery] for one in played}) > 1
+    told = f"{'; it depends on the data' * depends} ({best.kind.words}: {best.score.short}"
+    return f"{told}; {'; '.join(less)})"
 
 
 def _of_update(
@@ -460,7 +472,7 @@ def _of_update(
         advice.append(Advice(Action.SHOW, words))
     if result.cause is Cause.TIME:
         words = "The search ran out of time: give it more."
-        advice.append(Advice(Action.GIVE_TIME, words, {"max_seconds": 10 * max_seconds}))
+        advice.append(Advice(Action.GIVE_TIME, words, {"max_seconds": f"{10 * max_seconds:g}"}))
     judged = concluded(
         reached, happened, remarks, structure, layer, protocol=protocol, advice=advice
     )

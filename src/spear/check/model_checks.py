@@ -69,13 +69,16 @@ def optimiser(protocol: Protocol) -> Reason | None:
     """Adam and similar optimisers scale every entry separately."""
     if protocol.is_sgd:
         return None
+    if protocol.sends == "gradient":
+        words = f"Clients send gradients, in which no step of {protocol.optimizer} shows."
+        return Reason(Level.NOTE, Subject.OPTIMISER, words)
     words = (
         f"Steps of {protocol.optimizer} scale every entry of the update separately, so it has no low "
         "rank and SPEAR has nothing to factorise."
     )
     more = (
         "That proves nothing: signs and small entries still depend on the data. If the server takes "
-        "these steps and clients send gradients, check that."
+        "these steps and clients send gradients, check without --optimizer."
     )
     return Reason(Level.PROTECTED, Subject.OPTIMISER, words, more)
 

@@ -103,7 +103,7 @@ def main(
 _UNFORESEEN = 70  # as sysexits.h has it: internal software error
 _COMMANDS: dict[str, dict[Callable[..., None], str]] = {
     "Start here": {
-        demo.demo: "Example: spear demo --samples 16 --width 200 --seed 7",
+        demo.demo: demo.EPILOG,
         docs.docs: "Example: spear docs start",
     },
     "Audit": {

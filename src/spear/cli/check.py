@@ -216,7 +216,7 @@ def _how(advice: Advice, made: Report) -> str:
         return f" Add [b]{escape(options)}[/b]."
     if advice.action.name == "MEASURE":
         command = escape(made.advice.steps[-1].command)
-        return f" [b]{command}[/b] (on yours: with --model and --data)"
+        return f" [b]{command}[/b] (on a built-in network; yours with --model, --data)"
     return ""
 
 

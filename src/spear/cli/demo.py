@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 console = PlainConsole()
 
+EPILOG = """Example: spear demo --samples 16 --width 200 --seed 7
+
+Exit codes: 0 every photo came back exactly, 1 not every one, 2 bad input, 130 interrupted."""
 _FEW = 40  # photos that have a line each
 _PIXELS, _PIXELS_OVER_ROUNDS = 64, 32  # the photos have fewer large crops that are not nearly alike
 
@@ -92,6 +95,7 @@ def demo(
 
 
 def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
+    from spear.report import seconds
 
     if not quiet and len(run.recovered) > _FEW:
         console.print(_summary(run))
@@ -110,16 +114,18 @@ def _show_demo(run: DemoRun, out: Path, quiet: bool) -> None:
         console.print(table)
     colour = "green" if run.result.outcome.name == "EXACT" else "red"
     stats = run.result.stats
-    work = f"{int(stats.get('rounds', 0))} rounds of search"
+    work = f"{int(stats.get('rounds', 0))} search passes"
     if stats.get("submatrices"):
         work = f"{int(stats['submatrices']):,} submatrices"
     console.say(
         f"[b {colour}]{run.result.outcome.name}[/b {colour}]: {escape(run.result.reason)} "
-        f"({run.seconds:.1f} s, {work})"
+        f"({seconds(run.seconds)}, {work})"
     )
     if len(run.recovered):
         files = f"picture: {out / 'recovered.png'}\npage:    {out / 'report.html'}"
         console.print(escape(files), soft_wrap=True)
+        if not quiet:
+            console.print("next:    spear docs start  (is a model of yours exposed?)")
 
 
 def _summary(run: DemoRun) -> Table:

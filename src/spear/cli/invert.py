@@ -378,7 +378,11 @@ def _samples(finding: Finding) -> Table:
 
 
 def _stages(finding: Finding) -> Table:
+    from spear.report import counts, stages
+
     table = Table("stage", "")
-    for name, value in finding.stats.items():
-        table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.3f} s")
+    for name, value in stages(finding):
+        table.add_row(name, f"{value:.3f} s")
+    for name, value in counts(finding):
+        table.add_row(name, f"{value:,}")
     return table

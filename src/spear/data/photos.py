@@ -10,19 +10,21 @@ from torch import Tensor
 
 from spear.errors import InvalidOption, MissingExtra
 
-# Photos with something to see in every crop; colour photos first.
-PHOTOS = (
-    "astronaut",
-    "chelsea",
-    "coffee",
-    "rocket",
-    "retina",
-    "hubble_deep_field",
-    "immunohistochemistry",
-    "stereo_motorcycle",
-    "camera",
-    "coins",
-)
+# Photos with something to see in every crop, by what they show, and scikit-image's names for them;
+# colour photos first.
+_NAMES = {
+    "astronaut": "astronaut",
+    "cat": "chelsea",
+    "coffee": "coffee",
+    "rocket": "rocket",
+    "retina": "retina",
+    "galaxies": "hubble_deep_field",
+    "tissue": "immunohistochemistry",
+    "motorcycle": "stereo_motorcycle",
+    "photographer": "camera",
+    "coins": "coins",
+}
+PHOTOS = tuple(_NAMES)
 
 
 Crop = tuple[str, Any, tuple[int, int, int, int]]  # photo, image, box
@@ -47,8 +49,8 @@ def photo_crops(
         raise MissingExtra("scikit-image", "cli") from error
     if count < 1 or size < 8:
         raise InvalidOption(f"expected count >= 1 and size >= 8, got {count} and {size}")
-    photos = {name: getattr(data, name)() for name in PHOTOS}
-    photos["stereo_motorcycle"] = photos["stereo_motorcycle"][0]  # the left eye's
+    photos = {name: getattr(data, theirs)() for name, theirs in _NAMES.items()}
+    photos["motorcycle"] = photos["motorcycle"][0]  # the left eye's
     images = {name: Image.fromarray(photo).convert("RGB") for name, photo in photos.items()}
     splits = 1
     while True:  # the coarsest grid with enough squares

@@ -254,7 +254,11 @@ class _Rescaling:
             self.selection, Q=self.selection.Q * scale, C=self.selection.C / scale[:, None]
         )
         if not bool(found.all()):
-            words = f"{int((~found).sum())} of {len(found)} samples have no label and a rough scale"
+            rough = int((~found).sum())
+            words = (
+                f"{rough} of {len(found)} samples {'has' if rough == 1 else 'have'} no label, and a "
+                "scale that is only rough"
+            )
             remark = "; ".join(filter(None, [remark, words]))
         off = (self.scale_error.pow(-2) + length_error.pow(-2)).rsqrt()  # of the scale, relative
         error = predicted_error(Recovered(self.factors, rescaled), off)

@@ -149,7 +149,8 @@ def _likely(factors: Factors, certificate: Certificate) -> str:
 
 def _of_noisy_samples(factors: Factors, certificate: Certificate, inputs: Tensor) -> Verdict:
     """With too much noise for anything exact: is anything recognisable?"""
-    noise = f"the update carries noise of {factors.relative_noise:.1e} of its entries"
+    faint = ", or samples as faint as noise," * factors.has_unresolved_samples
+    noise = f"the update carries noise{faint} of {factors.relative_noise:.1e} of its entries"
     if exceeds_noise(certificate.predicted_error, inputs):
         error = float(certificate.predicted_error.median())
         reason = (

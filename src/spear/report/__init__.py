@@ -6,6 +6,7 @@ from spear.report.advice import Advice, Door, command_with, how_to_redact, safe_
 from spear.report.cases import at_least
 from spear.report.columns import columns_of, read_columns
 from spear.report.document import SCHEMA, load
+from spear.report.evidence import counts, stages
 from spear.report.finding import Finding, ImageFormat, Truth
 from spear.report.from_files import invert_files
 from spear.report.report import (
@@ -23,7 +24,7 @@ from spear.report.report import (
 from spear.report.saving import save_inputs
 from spear.report.threat import OWASP, ThreatModel
 from spear.report.truth import compare, read_batch
-from spear.report.words import ASSUMPTIONS
+from spear.report.words import ASSUMPTIONS, seconds
 
 __all__ = [
     "ADVICE",
@@ -50,6 +51,7 @@ __all__ = [
     "columns_of",
     "command_with",
     "compare",
+    "counts",
     "how_to_redact",
     "invert_files",
     "load",
@@ -59,4 +61,6 @@ __all__ = [
     "read_columns",
     "safe_settings",
     "save_inputs",
+    "seconds",
+    "stages",
 ]

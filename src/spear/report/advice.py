@@ -99,8 +99,8 @@ PUBLISHED = (
 )
 _SOURCE = (
     "Not of this model: measured by the built-in sweep (spear docs audit: width 200, photos, 8 samples "
-    "per client, 5 batches at each setting). Only noise, with its ε, comes with a guarantee. spear "
-    "audit measures your own."
+    "per client, 5 batches at each setting; C is the clipping norm). Only noise, with its ε, comes "
+    "with a guarantee. spear audit measures your own."
 )
 _MEASURED_HERE = "Measured by this sweep; cost is against the same training without defences."
 
@@ -274,8 +274,7 @@ def _rehearsed(report: Report, found: Finding, more: Mapping[str, Any], words: s
 def _sweep(report: Report, found: Finding | None) -> Step:
     """A sweep around the setting of this report."""
     told = {} if found is None else found.protocol
-    size = found.batch_size if found is not None else report.settings.get("batch_size")
-    size = size if isinstance(size, int) else None
+    size = found.batch_size if found is not None else _of_one_client(report)
     stated = told.get("samples")
     size = size or (stated if isinstance(stated, int) and stated > 0 else _BATCH)
     samples = min(size, _LARGEST_BATCH)
@@ -295,6 +294,16 @@ def _sweep(report: Report, found: Finding | None) -> Step:
     spelled = f"sweep(out='spear-audit', workers=0, lists={lists!r})"
     words = _SWEEP.format("subject=Subject(...)")
     return Step(words, f"from spear.sweep import sweep; {spelled}.save_page('audit.html')")
+
+
+def _of_one_client(report: Report) -> int | None:
+    """Samples of one client, as the command of a check told them; else of all that the server sees."""
+    line = _command(report)
+    told = line and line.value("--samples", "-b")
+    if told and told.isdecimal() and int(told):
+        return int(told)
+    size = report.settings.get("batch_size")
+    return size if isinstance(size, int) else None
 
 
 def _after_a_sweep(report: Report) -> Advice:

@@ -164,18 +164,23 @@ def people(finding: Finding, shown: Sequence[Sample]) -> Table | None:
     true = finding.truth.inputs if finding.truth else None
     found = rows_of(finding.columns, finding.inputs)
     kept = None if true is None else rows_of(finding.columns, true)
+    labelled = finding.labels is not None
     lines: list[tuple[Cell, ...]] = []
     for sample in shown[:MOST_SAMPLES]:
         own = None if sample.found is None else found[sample.found]
         original = None if kept is None or sample.true is None else kept[sample.true]
+        if labelled and own is not None:
+            own = [*own, words.cell(_label_found(finding, sample.found))]
+        if labelled and original is not None:
+            original = [*original, words.cell(_true_label(finding, sample.true))]
         if own is None or original is None:
             cells = own or [f"({entry})" for entry in original or ()]
         else:
             pairs = zip(own, original, strict=True)
-            cells = [a if a == b else f"{a} ({b})" for a, b in pairs]
+            cells = [a if b in (a, words.NONE) else f"{a} ({b})" for a, b in pairs]
         title = sample.title.removeprefix("Sample ")
         lines.append((title if sample.certified else f"{title} ({sample.words})", *cells))
-    columns = ("sample", *(column.name for column in finding.columns))
+    columns = ("sample", *(column.name for column in finding.columns), *["label"] * labelled)
     caption = (
         "One row for each sample: as recovered, and the original in brackets where it differs."
     )
@@ -203,24 +208,35 @@ def _certificate(finding: Finding, sample: Sample) -> dict[str, Cell]:
     row |= {"certified": "not recovered", "PSNR (dB)": sample.psnr}
     if i is not None:
         row |= {"sample": i + 1, "certified": sample.certified, "approximate": sample.approximate}
-        if finding.labels is not None:
-            label = finding.labels[i].item()
-            unmatched = label == -1 and isinstance(label, int)  # targets of regression may be -1.0
-            row["label found"] = "none matched" if unmatched else label
+        row["label found"] = _label_found(finding, i)
         if finding.predicted_error is not None:
             row["predicted error"] = finding.predicted_error[i]
     if truth is not None and j is not None:
         row["original"] = truth.names[j]
-        row["true label"] = None if truth.labels is None else truth.labels[j].item()
+        row["true label"] = _true_label(finding, j)
     return row
 
 
+def _label_found(finding: Finding, row: int | None) -> Cell:
+    if finding.labels is None or row is None:
+        return None
+    label: Cell = finding.labels[row].item()
+    # Targets of regression may be -1.0.
+    return "none matched" if label == -1 and isinstance(label, int) else label
+
+
+def _true_label(finding: Finding, row: int | None) -> Cell:
+    known = None if finding.truth is None else finding.truth.labels
+    return None if known is None or row is None else known[row].item()
+
+
 def stages(finding: Finding) -> list[tuple[str, float]]:
-    """Seconds of each stage, in the order they began."""
+    """Seconds of each stage, in the order they began, without those of the stages within it."""
     timed = ((name, value) for name, value in finding.stats.items() if isinstance(value, float))
-    return [(name, value) for name, value in timed if math.isfinite(value)]
+    return [(words.STAGES.get(name, name), value) for name, value in timed if math.isfinite(value)]
 
 
 def counts(finding: Finding) -> list[tuple[str, int]]:
     """What was counted during the search."""
-    return [(name, value) for name, value in finding.stats.items() if isinstance(value, int)]
+    counted = ((name, value) for name, value in finding.stats.items() if isinstance(value, int))
+    return [(words.COUNTS.get(name, name), value) for name, value in counted]

@@ -164,7 +164,7 @@ def _cases_table(title: str, cases: Sequence[Case]) -> Table:
         for case in cases
         if case.measured
     )
-    return Table(title, ("setting", "leaked", "at most", "cost in training"), rows)
+    return Table(title, ("setting", "leaked", "at most (95 % bound)", "cost in training"), rows)
 
 
 def _svg_uri(drawing: Drawing) -> str:

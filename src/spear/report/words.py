@@ -35,6 +35,32 @@ OUTCOMES = {
     Outcome.INCONCLUSIVE: "Cannot tell",
     Outcome.FAILED: "Nothing recovered",
 }
+STAGES = {  # which the code names in one word; others keep their name
+    "factorise": "reading the batch size",
+    "search": "rest of the search",
+    "seek": "looking for samples",
+    "settle": "refining candidates",
+    "round": "rounding to zeros",
+    "vouch": "checking candidates",
+    "sample": "drawing submatrices",
+    "read": "taking out samples found",
+    "repair": "solving again by signs",
+    "polish": "refining under noise",
+    "refine": "refining all together",
+    "select": "choosing the batch",
+    "reconstruct": "computing the inputs",
+    "certify": "proving the samples",
+    "rescale": "finding the scale",
+    "optimise": "optimising a guess",
+}
+COUNTS = {  # "rounds" are what a server sees
+    "rounds": "search passes",
+    "starts": "starting points",
+    "submatrices": "submatrices drawn",
+    "programmes": "linear programmes",
+    "iterations": "iterations",
+    "interrupted": "interruptions",
+}
 _RECOVERED = (Outcome.EXACT, Outcome.PARTIAL, Outcome.APPROXIMATE)
 ASSUMPTIONS = "Assumed, because it cannot be tested:"
 _LIKELY = "Recovered, not proved (likely exact)"
@@ -53,7 +79,7 @@ _MEANINGS = {  # {update} is the one that was attacked, or the worst of several
     ),
     Outcome.APPROXIMATE: (
         "Whoever receives {update} gets an approximation of the client's samples. "
-        "Nothing is proved, but recognisable data has leaked."
+        "Nothing is proved, but recognisable data may have leaked."
     ),
     Outcome.INCONCLUSIVE: (
         "This says nothing, one way or the other: {update} may give away every sample, or none. "

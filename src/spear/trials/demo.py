@@ -15,7 +15,7 @@ from spear.errors import InvalidOption
 from spear.factors import combine
 from spear.federated import mlp
 from spear.inversion import FINDERS, Inversion
-from spear.report import ImageFormat, Report, pictures
+from spear.report import ImageFormat, Report, pictures, seconds
 from spear.search import Progress
 from spear.trials.batch import Batch, Compared, attack, compare
 from spear.update import LayerUpdate
@@ -114,7 +114,7 @@ class DemoRun:
                 shown[j] = recovered[i]
         rounds = self.settings.rounds
         sent = "gradient" if rounds == 1 else f"gradients of {rounds} rounds"
-        caption = f"what its {sent} gave away ({self.seconds:.1f} s on this machine's CPU)"
+        caption = f"what its {sent} gave away ({seconds(self.seconds)} on this machine's CPU)"
         columns = _COLUMNS if len(shown) <= _FEW else _MORE_COLUMNS
         return pictures.side_by_side(self.originals, shown, caption, columns)
 
@@ -146,7 +146,7 @@ class DemoRun:
         return Report.new(
             "demo",
             title,
-            f"{words}{self.seconds:.1f} s." if certified else found.headline,
+            f"{words}{seconds(self.seconds)}." if certified else found.headline,
             [found],
             settings={"command": _command(self.settings), **dataclasses.asdict(self.settings)},
             seconds=self.seconds,

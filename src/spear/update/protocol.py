@@ -191,7 +191,7 @@ class Protocol:
     @classmethod
     def of(cls, **values: Any) -> Self:
         """The same from loose values: noise of 0 and infinite epsilon are none; local training sends
-        weights unless told otherwise.
+        weights unless told otherwise, and so do clients that have an optimiser of their own.
 
         >>> Protocol.of(lr=0.1, sigma=0.0) == Protocol(sends="weights", lr=0.1)
         True
@@ -199,7 +199,8 @@ class Protocol:
         for name, none in (("sigma", 0), ("noise_multiplier", 0), ("epsilon", math.inf)):
             if values.get(name) == none:
                 values[name] = None
-        trains = any(values.get(name) not in (None, _DEFAULTS[name]) for name in LOCAL_TRAINING)
+        trained = (*LOCAL_TRAINING, "optimizer")
+        trains = any(values.get(name) not in (None, _DEFAULTS[name]) for name in trained)
         values.setdefault("sends", "weights" if trains else "gradient")
         return cls(**values)
 
