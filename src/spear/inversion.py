@@ -455,10 +455,12 @@ def _read_from_patterns(
                 inputs, noise = factors.reconstruct(C), factors.input_noise(C)
     except _Stopped as stopped:
         ended = dataclasses.replace(ended, end=_end(stopped, watch))
-    if not len(inputs):
+    if noise is None or not len(inputs):
         reached = verdict.of_no_samples(factors, ended)
         return _without_samples(view, factors, reached, watch)
-    reached = verdict.of_some_samples(factors, len(inputs), ended)
+    reached = verdict.of_some_samples(factors, inputs, noise, ended)
+    if not reached.returned:
+        return _without_samples(view, factors, reached, watch)
     return _result(view, factors, reached, inputs, watch, view.mistake, noise)
 
 

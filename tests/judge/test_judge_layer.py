@@ -11,7 +11,7 @@ import spear
 from spear.factors import factorise
 from spear.federated import fedsgd
 from spear.judge import layer
-from spear.judge.layer import Recovered, bias_in_span, exceeds_noise, mark_unscaled
+from spear.judge.layer import Recovered, bias_in_span, mark_unscaled, recognisable
 from spear.tolerances import DEVIATIONS_TO_SPARE, EXACT_ERROR
 from spear.update.layer_update import half_precision
 from support.planted import Planted, client, gaussian, plant, recovered, seeded
@@ -109,11 +109,18 @@ def test_precise_is_relative_to_the_data(size):
 def test_an_error_as_large_as_the_samples_is_no_content():
     X = gaussian(20, 100)
     for share, content in ((0.01, True), (0.3, True), (0.6, False), (2.0, False)):
-        assert exceeds_noise(torch.full((20,), share), X) is content
+        assert set(recognisable(torch.full((20,), share), X).tolist()) == {content}
     one = gaussian(1, 100)
-    assert exceeds_noise(torch.tensor([0.1]), one)
-    assert not exceeds_noise(torch.tensor([0.9]), one)
-    assert not exceeds_noise(torch.tensor([0.9]), one + 100)  # it is the spread that counts
+    assert bool(recognisable(torch.tensor([0.1]), one))
+    assert not bool(recognisable(torch.tensor([0.9]), one))
+    assert not bool(recognisable(torch.tensor([0.9]), one + 100))  # it is the spread that counts
+
+
+@pytest.mark.parametrize("loud", [1, 3, 9])
+def test_samples_that_drown_do_not_hide_others(loud):
+    error = torch.tensor([0.1] * loud + [50.0] * (10 - loud))
+    X = gaussian(10, 300) + error[:, None] * gaussian(10, 300, 1)
+    assert recognisable(error, X).tolist() == [True] * loud + [False] * (10 - loud)
 
 
 # Rounding of the client.

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 from spear import Cause, Outcome
 from spear.factors import factorise
@@ -10,7 +11,7 @@ from spear.judge import verdict
 from spear.judge.certificate import certify
 from spear.judge.selection import select
 from spear.search.watch import Watch
-from support.planted import plant, pool_of, true_directions
+from support.planted import gaussian, plant, pool_of, true_directions
 
 
 def concluded(**changes):
@@ -71,3 +72,14 @@ def test_samples_that_drown_are_not_given_back():
     assert (drowned.outcome, drowned.returned) == (Outcome.FAILED, False)
     assert drowned.cause is Cause.NOISE
     assert "in which the 4 samples drown" in drowned.reason
+
+
+@pytest.mark.parametrize(("noise", "outcome"), [(0.1, "APPROXIMATE"), (2.0, "FAILED")])
+def test_inputs_read_from_patterns_may_be_noise(noise, outcome):
+    planted = plant(4, m=90)
+    factors = dataclasses.replace(factorise(planted.view), noise=1e-3)
+    inputs = planted.inputs + noise * gaussian(4, 50, 1)
+    ended = verdict.SearchSummary(verdict.SearchEnd.GAVE_UP)
+    reached = verdict.of_some_samples(factors, inputs[:2], torch.full((2,), noise), ended)
+    assert reached.outcome is Outcome[outcome]
+    assert reached.returned is (outcome == "APPROXIMATE")

@@ -202,3 +202,19 @@ def test_errors_are_predicted_with_the_scale_of_the_model(seed, data_root):
     distances = torch.cdist(result.inputs.double(), x.double()) / x.shape[1] ** 0.5
     share = result.predicted_error / distances.min(1).values
     assert 0.8 < share.median() < 1.2
+
+
+@pytest.mark.parametrize("size", [1, 100])
+@pytest.mark.parametrize("door", ["bare", "observed"])
+def test_what_shows_but_for_its_scale_is_not_called_nothing(size, door):
+    """Inputs of size 100, as raw pixels: the bias gradient, an input of one, drowns before they do."""
+    x = size * torch.rand(4, 300, generator=seeded(0))
+    planted = plant(4, m=150, depth=2, inputs=x)
+    noisy = with_noise(planted.gradients, 0.05)
+    view = spear.observe(planted.model, noisy)
+    result = spear.invert(view if door == "observed" else bare(view))
+    assert (result.outcome, len(result.inputs)) == (Outcome.APPROXIMATE, 4)
+    assert ("but for a factor each" in result.reason) is (size == 100)
+    unit_of = torch.nn.functional.normalize
+    cos = unit_of(result.inputs.double()) @ unit_of(x.double()).T
+    assert float(cos.max(1).values.min()) > 0.9  # the right way up, too

@@ -404,13 +404,45 @@ def mark_unscaled(factors: Factors, selection: Selection) -> Selection:
     return selection
 
 
-def exceeds_noise(error: Tensor, inputs: Tensor) -> bool:
-    """Does what came back (b, n) say more about most samples than noise would?"""
-    X = inputs.double()
-    spread = (X - X.mean(0)).square().mean().sqrt() if len(X) > 1 else X.std()
+def recognisable(error: Tensor, inputs: Tensor) -> Tensor:
+    """Which of what came back (b, n) says more about a sample than noise would, (b,) bool?
+
+    Samples that drown say nothing of how far samples are apart: the spread is that of the most precise
+    ones, of as many as shows most of them.
+    """
+    order = error.argsort()
+    X, squares = inputs.double()[order], error.double()[order].square()
+    own = [_own_spread(X[: k + 1], squares[: k + 1]) for k in range(len(X))]
+    level = MAX_USEFUL_ERROR * torch.stack(own)  # (b,): of the k most precise
+    shown = squares.sqrt()[None] < level[:, None]  # (b, b)
+    shown &= torch.ones_like(shown).tril()
+    known = torch.zeros_like(shown[0])
+    known[order] = shown[shown.sum(1).argmax()]
+    return known
+
+
+def _own_spread(X: Tensor, squares: Tensor) -> Tensor:
+    """How far samples are apart, without their errors, whose squares (k,) are sorted."""
+    spread = (X - X.mean(0)).square().mean() if len(X) > 1 else X.var()
     # What came back holds both the samples and the error.
-    own = (spread.square() - error.median().square()).clamp_min(0).sqrt()
-    return 2 * int((error < MAX_USEFUL_ERROR * own).sum()) > len(X)
+    own: Tensor = (spread - squares[(len(X) - 1) // 2]).clamp_min(0).sqrt()
+    return own
+
+
+def error_of_shape(found: Recovered) -> Tensor:
+    """Standard deviation of an input's error but for its scale, relative to its size (b,).
+
+    A share of another sample counts as far as that one is not parallel to this.
+    """
+    direct = found.factors.input_noise(found.selection.C)
+    if found.selection.directions.side.name != "outputs":
+        return predicted_error(found, torch.zeros_like(direct)) / found.sizes
+    lengths = found.X.norm(dim=1)
+    cos = (found.X @ found.X.T) / lengths[:, None] / lengths
+    beside = (1 - cos.square()).clamp_min(0).sqrt() * found.sizes  # (b, b): of j, beside i
+    mixed = (found.mixing_errors * beside).square().nansum(1)
+    error: Tensor = (direct.square() + mixed).sqrt() / found.sizes
+    return error
 
 
 def scale_range(factors: Factors, selection: Selection) -> tuple[Tensor, Tensor]:

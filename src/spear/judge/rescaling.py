@@ -13,6 +13,7 @@ their inputs are uncertain.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,7 @@ _DRAWS = 8  # of noise, to see how uncertain every hidden neuron is
 _LEAST_COSINE = 0.9
 _LENGTH_ERROR = 0.3  # error of a gradient's length, in units of how far its direction is off
 _LENGTH_SPREAD = 0.3  # of the lengths of ordinary inputs, relative
+_MEDIAN_ERROR = (math.pi / 2) ** 0.5  # of a median, in units of that of a mean
 _LARGEST_DEVIATION = 2.5  # mean squared deviation up to which weights follow a rule
 _EVIDENCE = 4.0  # squared deviations by which clipping must beat a mean: 2 standard errors
 _SCALE_STEPS = 6  # of Newton's method for the scales of all rounds
@@ -227,7 +229,8 @@ class _Rescaling:
         side = torch.where(self.off.T, -Wx, Wx).sum(1).sign()  # (b,)
         # Noise of one input, and so of the scale: the bias gradient acts as one more input, of value 1.
         noise = factors.noise * (selection.C / factors.singular_values).norm(dim=1)  # (b,)
-        prior = _ordinary(selection.C.square().sum(1), noise, factors.n) * side
+        ordinary, self.shared_error = _ordinary(selection.C.square().sum(1), noise, factors.n)
+        prior = ordinary * side
         self.selection = dataclasses.replace(
             selection, Q=selection.Q * prior, C=selection.C / prior[:, None]
         )
@@ -260,9 +263,21 @@ class _Rescaling:
                 "scale that is only rough"
             )
             remark = "; ".join(filter(None, [remark, words]))
-        off = (self.scale_error.pow(-2) + length_error.pow(-2)).rsqrt()  # of the scale, relative
+        off = self._scale_error(length_error, by_rule=weight is not ratio)
         error = predicted_error(Recovered(self.factors, rescaled), off)
         return Rescaled(rescaled, torch.where(found, labels, -1), remark, error)
+
+    def _scale_error(self, length_error: Tensor, *, by_rule: bool) -> Tensor:
+        """Relative error of the scales that weights of a rule give (b,), or those of the bias gradient.
+
+        The rule's number is a mean over samples, so it shares the error that all their scales share.
+        """
+        own, length = self.scale_error.square(), length_error.square()
+        if by_rule:
+            trust = own / (own + length)
+            own = 1 / (1 / own + 1 / length) + trust.square() / (1 / (own + length)).sum()
+        error: Tensor = (own + self.shared_error.square()).sqrt()
+        return error
 
     def _sided(self, z: Tensor) -> Tensor:
         """Preactivations (b, m), on the side of zero that the pattern gives."""
@@ -363,16 +378,18 @@ def _widths(network: nn.Module, relus: list[SoftRelu], z: Tensor, error: Tensor)
     return [v.sqrt().clamp_min(torch.finfo(z.dtype).tiny) for v in variances]
 
 
-def _ordinary(squares: Tensor, noise: Tensor, inputs: int) -> Tensor:
+def _ordinary(squares: Tensor, noise: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
     """What to divide inputs of these squared lengths (b,) by, to pull the roughest to the usual.
 
-    Where the bias gradient hardly gives a scale, the lengths of the other samples do.
+    Where the bias gradient hardly gives a scale, the lengths of the other samples do. Also the error
+    of these scales that all have alike (b,), relative: that of the usual length.
     """
     lengths = (squares - inputs * noise.square()).clamp_min(1e-3 * squares)
     sure = noise <= noise.median()
     doubt = noise.square() / (noise.square() + _LENGTH_SPREAD**2)
     scale: Tensor = (lengths / lengths[sure].median()) ** (doubt / 2)
-    return scale
+    of_median = _MEDIAN_ERROR * noise[sure].square().mean().sqrt() / float(sure.sum()) ** 0.5
+    return scale, doubt * of_median
 
 
 def _common(logs: Tensor, trust: Tensor) -> tuple[float, Tensor]:

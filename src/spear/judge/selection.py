@@ -228,7 +228,7 @@ class _Matching:
         reach = self.factors.preactivation_error(state.C)
         if t is not None:
             state = state._replace(t=t)
-        elif not self.biased:
+        elif not self.biased or self.factors.noisy:  # noise may turn the sign of a scale
             upright = self.contradictions(state.F, state.t, reach, off, on)
             turned = self.contradictions(state.F, -state.t, reach, off, on)
             state = state._replace(t=torch.where(turned < upright, -state.t, state.t))
@@ -244,7 +244,7 @@ class _Matching:
         return Selection(
             picked,
             vectors * state.t,
-            scale(state.C, self.h) if t is None and self.biased else state.C / state.t[:, None],
+            state.C / torch.where(state.t == 0, torch.nan, state.t)[:, None],
             wrong,
             match,
             frozen,

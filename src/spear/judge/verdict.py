@@ -16,7 +16,7 @@ from spear.factors import Factors
 from spear.judge.causes import Cause
 from spear.judge.certificate import Certificate
 from spear.judge.failures import inputs_moved, too_narrow, why_no_gap, why_noisy, why_not_found
-from spear.judge.layer import exceeds_noise
+from spear.judge.layer import Recovered, error_of_shape, recognisable
 from spear.judge.selection import Selection
 from spear.tolerances import LIKELY_MATCH
 from spear.update import ENTRYWISE, LayerUpdate
@@ -120,7 +120,8 @@ def of_samples(
         reason = f"{count} of {b} samples certified; {first}"
         return Verdict(Outcome.PARTIAL, cause, reason, (*doubts, *ended.details))
     if factors.noisy and not bool(certificate.precise.any()):
-        return _of_noisy_samples(factors, certificate, inputs).with_details(*_unresolved(factors))
+        reached = _of_noisy_samples(factors, selection, certificate, inputs)
+        return reached.with_details(*_unresolved(factors))
     dropped = selection.only_extra_zeros and selection.match < 1
     if selection.match >= LIKELY_MATCH or selection.only_extra_zeros:
         found = "1 sample was found that fits" if b == 1 else f"{b} samples were found that fit"
@@ -147,20 +148,42 @@ def _likely(factors: Factors, certificate: Certificate) -> str:
     return "likely exact" + " but for the scale" * (certificate.cause is Cause.SCALE)
 
 
-def _of_noisy_samples(factors: Factors, certificate: Certificate, inputs: Tensor) -> Verdict:
+def _of_noisy_samples(
+    factors: Factors, selection: Selection, certificate: Certificate, inputs: Tensor
+) -> Verdict:
     """With too much noise for anything exact: is anything recognisable?"""
-    faint = ", or samples as faint as noise," * factors.has_unresolved_samples
-    noise = f"the update carries noise{faint} of {factors.relative_noise:.1e} of its entries"
-    if exceeds_noise(certificate.predicted_error, inputs):
-        error = float(certificate.predicted_error.median())
+    error = certificate.predicted_error
+    known = recognisable(error, inputs)
+    unit = f"about {float(error[known].median()):.1e} per input"
+    # The scale hangs on one number and its noise: the shape of a sample may show although it drowns.
+    found = Recovered(factors, selection)
+    shape = error_of_shape(found)
+    shown = recognisable(shape, found.X / found.sizes[:, None])
+    if int(shown.sum()) > int(known.sum()):
+        known = shown
+        unit = (
+            f"about {float(shape[shown].median()):.0%} of their size, but for a factor each, since "
+            "their scale drowns"
+        )
+    if bool(known.any()):
+        count, b = int(known.sum()), factors.b
+        samples = f"the {b} samples" if count == b else f"{count} of the {b} samples"
+        are = "is" if count == 1 < b else "are"
         reason = (
-            f"{noise}, too much for an exact recovery: the {factors.b} samples are known to about "
-            f"{error:.1e} per input"
+            f"{_noise(factors)}, too much for an exact recovery: {samples} {are} known to {unit}"
         )
         return Verdict(Outcome.APPROXIMATE, Cause.IMPRECISE, reason)
-    reason = (
-        f"{noise}, in which the {factors.b} samples drown: errors would be as large as they are"
-    )
+    return _of_drowned_samples(factors)
+
+
+def _noise(factors: Factors) -> str:
+    faint = ", or samples as faint as noise," * factors.has_unresolved_samples
+    return f"the update carries noise{faint} of {factors.relative_noise:.1e} of its entries"
+
+
+def _of_drowned_samples(factors: Factors) -> Verdict:
+    """Samples that were found, and of which noise leaves nothing."""
+    reason = f"{_noise(factors)}, in which the {factors.b} samples drown: errors would be as large as they are"
     if (why := why_noisy(factors)) is not None:
         cause, words = why
         return _cannot_tell(cause, f"{reason}. {words}")
@@ -210,8 +233,13 @@ def of_no_samples(factors: Factors, ended: SearchSummary) -> Verdict:
     return _cannot_tell(cause, f"no input of {batch} could be read. {words}", *ended.details)
 
 
-def of_some_samples(factors: Factors, count: int, ended: SearchSummary) -> Verdict:
-    """Fewer than b directions, and the inputs that their patterns alone give."""
+def of_some_samples(
+    factors: Factors, inputs: Tensor, noise: Tensor, ended: SearchSummary
+) -> Verdict:
+    """Fewer than b directions, and the inputs that their patterns alone give, with their noise."""
+    count = len(inputs)
+    if factors.noisy and not bool(recognisable(noise, inputs).any()):
+        return _of_drowned_samples(factors).with_details(*ended.details)
     reason = (
         f"{count} of {factors.b} samples were found and read from the pattern of their zeros alone, so "
         f"they are approximate: exact inputs take all {factors.b}"
