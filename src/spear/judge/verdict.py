@@ -183,7 +183,8 @@ def _noise(factors: Factors) -> str:
 
 def _of_drowned_samples(factors: Factors) -> Verdict:
     """Samples that were found, and of which noise leaves nothing."""
-    reason = f"{_noise(factors)}, in which the {factors.b} samples drown: errors would be as large as they are"
+    drown = f"the {factors.b} samples drown: errors would be as large as they are"
+    reason = f"{_noise(factors)}, in which {drown}"
     if (why := why_noisy(factors)) is not None:
         cause, words = why
         return _cannot_tell(cause, f"{reason}. {words}")
