@@ -279,6 +279,9 @@ def noise(rows: AllRows) -> tuple[str, Verdict]:
     if not ours:
         return NOT_RUN, Verdict.OPEN
     words = f"mean PSNR {span(ours)} dB at C = 1 to 2"
+    helped = [statistics.fmean(v) for group in groups if (v := metric(group, "psnr_prior"))]
+    if helped:
+        words += f", {span(helped)} dB with the prior that images are smooth"
     if best:
         words += f"; {span(best)} dB for one who knows the layer's output gradients"
     return words, Verdict.by(min(ours) > 28, max(ours) < 20)
