@@ -102,6 +102,14 @@ def test_noise_tells_what_a_prior_adds():
     assert verdict is Verdict.QUALIFIED
 
 
+def test_a_trained_network_counts_among_the_layers():
+    claim = JUDGES["any_layer"]
+    lost = changed(claim, {"exact": False}, lambda row: row.settings["steps"] > 0)
+    told, verdict = claim.judge(lost)
+    assert verdict is Verdict.QUALIFIED
+    assert "layer 5 of a trained network: 0 of" in told
+
+
 def test_sums_that_never_give_way_confirm_secure_aggregation():
     claim = JUDGES["aggregation"]
     told, verdict = claim.judge(changed(claim, {"recovered": 0, "exact": False}))
