@@ -152,6 +152,17 @@ def cells(done):
     return {name.strip(): value.strip() for name, value in rows}
 
 
+def test_theory_does_not_leave_a_bound_that_fails_alone():
+    told = cells(spear("theory", "-b", "4", "-m", "40"))
+    paper, least, holds = (
+        float(told[f"failure even if exhaustive, {name}"])
+        for name in ("paper's bound", "at least", "bound that holds")
+    )
+    assert 100 * paper < least <= holds
+    wide = cells(spear("theory", "-b", "4", "-m", "1000000"))
+    assert "failure even if exhaustive, bound that holds" not in wide
+
+
 def test_theory_of_several_rounds():
     told = cells(spear("theory", "-b", "200", "-m", "100", "--rounds", "5"))
     assert told == {
@@ -176,7 +187,7 @@ def test_theory_of_rounds_that_cannot_be_enough():
 
 def test_theory_of_one_round_says_nothing_of_rounds():
     told = cells(spear("theory", "-b", "20", "-m", "200"))
-    assert len(told) == 7
+    assert len(told) == 9
     assert told["expected submatrices at m = 200"] == "5.38e+07"
 
 

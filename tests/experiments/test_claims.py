@@ -95,6 +95,21 @@ def test_noise_that_hides_nothing_confirms():
     assert "at no noise that was tried" in told
 
 
+def test_noise_tells_what_a_prior_adds():
+    claim = JUDGES["noise"]
+    told, verdict = claim.judge(changed(claim, {"psnr": 25.0, "psnr_prior": 29.0}))
+    assert "mean PSNR 25.0 dB at C = 1 to 2, 29.0 dB with the prior that images are smooth" in told
+    assert verdict is Verdict.QUALIFIED
+
+
+def test_a_trained_network_counts_among_the_layers():
+    claim = JUDGES["any_layer"]
+    lost = changed(claim, {"exact": False}, lambda row: row.settings["steps"] > 0)
+    told, verdict = claim.judge(lost)
+    assert verdict is Verdict.QUALIFIED
+    assert "layer 5 of a trained network: 0 of" in told
+
+
 def test_sums_that_never_give_way_confirm_secure_aggregation():
     claim = JUDGES["aggregation"]
     told, verdict = claim.judge(changed(claim, {"recovered": 0, "exact": False}))

@@ -7,8 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from spear.experiments import dpsgd
 from spear.experiments.common import catalogue
+from spear.experiments.common.batches import private_batch
 from spear.experiments.common.drawing import latex, markdown
+from spear.federated import clipping_factors
 from spear.trials import Status, Trial
 from support.experiment_rows import case, row, trials
 
@@ -290,3 +293,19 @@ def test_a_prior_is_shown_where_there_is_noise():
     (table,) = drawn("dpsgd", with_prior).tables
     column = table.columns.index("PSNR ours with the prior")
     assert [line[column] for line in table.rows] == ["–"] * 6 + ["44.5 ± 0"] * 20
+
+
+def test_noise_and_clipping_are_of_the_sizes_that_the_paper_gives(data_root):
+    """What a note of Table 9 says of the gradient's median entry and of the clipped samples."""
+    found = {}
+    for clip in (1.0, 2.0):
+        medians, clipped = [], []
+        for seed in range(5):
+            batch_case = case(dpsgd.cell("spear", clip, 0.0, max_seconds=60), seed, data_root)
+            batch = private_batch(batch_case)
+            view, _ = dpsgd.noisy(batch_case, batch)
+            factors = clipping_factors(batch.model, batch.inputs, batch.labels, clip)
+            medians.append(1e4 * float(view.weight_grad.abs().median()))
+            clipped.append(int((factors < 1).sum()))
+        found[clip] = [f"{min(medians):.1f} {max(medians):.1f}", min(clipped), max(clipped)]
+    assert found == {1.0: ["0.7 0.7", 20, 20], 2.0: ["1.2 1.4", 6, 13]}

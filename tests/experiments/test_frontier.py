@@ -10,8 +10,9 @@ from spear.experiments import frontier
 from spear.experiments.common.drawing import markdown
 from spear.experiments.common.experiment import Case, Plan
 from spear.report import plots
-from spear.trials import Trial, measure
+from spear.trials import Status, Trial, measure
 from support.command_line import in_this_process
+from support.experiment_rows import row as experiment_row
 
 
 def row(setting, seed, root, finder="cascade"):
@@ -54,6 +55,21 @@ def test_failures_and_unfinished_comparisons_count(rows):
     assert table.splitlines()[2].endswith("| > 100 |")
     assert "| MNIST | [0, 1] | 5 | 200 | 1 of 1 |" in table
     assert markdown(frontier.stages_table(worse)).count("\n") >= 3
+
+
+@pytest.mark.parametrize(
+    ("status", "time"), [(Status.FAILED, ["", ""]), (Status.TIMED_OUT, ["3.00 s", "30"])]
+)
+def test_an_exception_has_no_time_beside_ours_and_a_limit_has(status, time):
+    ours = Trial("frontier", frontier.cell("mnist:6x200", "cascade", 60), 3)
+    theirs = Trial("frontier", frontier.cell("mnist:6x200", "sampling", 60), 3)
+    made = {"exact": True, "certified": 6}
+    done = experiment_row(ours, made, seconds=0.1)
+    cut = experiment_row(theirs, {}, status, error="KeyError: 'nope'")
+    (_, line) = frontier.comparison_table([done, cut]).rows
+    assert line[1] == "sampling"
+    assert [*line[-3:-1]] == time
+    assert line[-1] == "1"
 
 
 def test_the_plot_is_drawn(rows):

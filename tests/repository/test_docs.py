@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -211,3 +212,7 @@ def test_what_how_it_works_says_of_that_run_is_so(scene):
     assert (int(off.sum()), factors.outputs.empty_rows) == (82, 15)
     assert float(values[off].max()) < 1e-8
     assert float(values[~off].min()) > 1e-4
+    zeros = (factors.L @ scene.selection.directions.vectors).abs() <= factors.zero  # (m, b)
+    for i, j in combinations(range(6), 2):  # a mix lies between
+        both = int((zeros[:, i] & zeros[:, j]).sum())
+        assert factors.outputs.empty_rows < both < min(int(zeros[:, k].sum()) for k in (i, j))

@@ -25,7 +25,7 @@ from spear.experiments.common.figures import metric, share_of, time_of, verdicts
 from spear.factors import factorise
 from spear.metrics import score
 from spear.report import Table, plots
-from spear.trials import Batch, Measured, Row, Trial, compare
+from spear.trials import Batch, Measured, Row, Status, Trial, compare
 from spear.update import LayerUpdate
 
 if TYPE_CHECKING:
@@ -274,15 +274,16 @@ def _setting(size: tuple[str, int, int]) -> str:
 
 def _beside(found: Rows, ours: Mapping[int, Row]) -> list[str]:
     rate, psnr, worst = share_of(found), metric(found, "psnr"), metric(found, "worst")
-    spent = [time_of(row) for row in found]
-    ratio = sum(spent) / (sum(time_of(ours[row.seed]) for row in found) or 1e-4)
+    ran = [row for row in found if row.status is not Status.FAILED]  # an exception has no time
+    spent = [time_of(row) for row in ran]
+    ratio = sum(spent) / (sum(time_of(ours[row.seed]) for row in ran) or 1e-4)
     return [
         f"{rate.count} of {rate.trials}",
         f"{sum(metric(found, 'certified')):.0f}",
         decibels(statistics.mean(psnr) if psnr else None),
         decibels(min(worst, default=None)),
-        f"{statistics.median(spent):.2f} s",
-        f"{ratio:.3g}",
+        f"{statistics.median(spent):.2f} s" if ran else "",
+        f"{ratio:.3g}" if ran else "",
         str(sum(row.cut_short for row in found) or ""),
     ]
 
