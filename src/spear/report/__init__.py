@@ -4,7 +4,7 @@ from spear.report import pictures, plots
 from spear.report.advice import TITLE as ADVICE
 from spear.report.advice import Advice, Door, command_with, how_to_redact, safe_settings
 from spear.report.cases import at_least
-from spear.report.columns import columns_of, read_columns
+from spear.report.columns import check_columns, columns_of, read_columns
 from spear.report.document import SCHEMA, load
 from spear.report.evidence import counts, stages
 from spear.report.finding import Finding, ImageFormat, Truth
@@ -48,6 +48,7 @@ __all__ = [
     "ThreatModel",
     "Truth",
     "at_least",
+    "check_columns",
     "columns_of",
     "command_with",
     "compare",

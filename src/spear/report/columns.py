@@ -67,7 +67,7 @@ def _number(entry: str) -> Column:
     return Column(name, mean=mean, std=std)
 
 
-def fits(columns: Sequence[Column], inputs: Tensor) -> None:
+def check_columns(columns: Sequence[Column], inputs: Tensor) -> None:
     """Raise unless the columns name every input of (k, n)."""
     if not all(0 < column.std < math.inf for column in columns):
         raise InvalidOption("expected std > 0 of every column", arguments=("columns",))

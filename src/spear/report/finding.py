@@ -170,7 +170,7 @@ class Finding:
             if self.image_format is not None:
                 self.image_format.fits(part)
             if self.columns:
-                names.fits(self.columns, part)
+                names.check_columns(self.columns, part)
         if len({part.shape[1] for part in rows}) > 1:
             raise InvalidOption(
                 f"expected a truth of {_shape(rows[0][:1])} values per sample, got "

@@ -15,7 +15,7 @@ from spear.files import UpdateFiles, loss_of, not_gradients, observe_rounds, rea
 from spear.inversion import invert
 from spear.judge import Cause, Proof
 from spear.metrics import EXACT_DB
-from spear.report.columns import fits
+from spear.report.columns import check_columns
 from spear.report.finding import Finding, ImageFormat
 from spear.report.report import Report
 from spear.report.truth import compare, read_batch
@@ -81,7 +81,7 @@ def invert_files(
     if image_format is not None:
         image_format.fits(torch.empty(0, view.inputs))  # raises before the attack
     if columns:
-        fits(columns, torch.empty(0, view.inputs))
+        check_columns(columns, torch.empty(0, view.inputs))
     batch = None if truth is None else read_batch(truth)
     if batch is not None and batch[0].shape[1] != view.inputs:
         raise InvalidFile(
