@@ -369,15 +369,7 @@ def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
             )
         )
         told += _unlearnt(sweep, found)
-    if any(leakage.noise.epsilon is not None for leakage in found):
-        words = (
-            f"By Opacus' RDP accountant {sweep.privacy.words()}. FedSGD: per sample (DP-SGD); FedAvg: "
-            "for the client's whole update. More updates mean a larger epsilon. Each client "
-            "adds its own noise, before aggregation."
-        )
-        if any(leakage.setting.rounds > sweep.privacy.steps for leakage in found):
-            words += " Where more rounds are attacked, it covers these."
-        told.append(Remark(Level.NOTE, "epsilon", words))
+    told += _epsilon_remark(sweep, found)
     wrong = sum(leakage.certified_wrong for leakage in found)
     if wrong:
         told.append(Remark(Level.NOTE, "certificate", f"{wrong} samples were certified but wrong."))
@@ -386,6 +378,20 @@ def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
             words = f"{len(leakage.failed)} trials gave no result: {leakage.failed[0].error}"
             told.append(Remark(Level.NOTE, leakage.setting.words(), words))
     return told
+
+
+def _epsilon_remark(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
+    """What the epsilons of the settings cover."""
+    if all(leakage.noise.epsilon is None for leakage in found):
+        return []
+    words = (
+        f"By Opacus' RDP accountant {sweep.privacy.words()}. FedSGD: per sample (DP-SGD); FedAvg: "
+        "for the client's whole update. More updates mean a larger epsilon. Each client "
+        "adds its own noise, before aggregation."
+    )
+    if any(leakage.setting.rounds > sweep.privacy.steps for leakage in found):
+        words += " Where more rounds are attacked, it covers these."
+    return [Remark(Level.NOTE, "epsilon", words)]
 
 
 def _over_rounds(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
