@@ -5,6 +5,7 @@ from spear.report.advice import TITLE as ADVICE
 from spear.report.advice import Advice, Door, command_with, how_to_redact, safe_settings
 from spear.report.cases import at_least
 from spear.report.columns import columns_of, read_columns
+from spear.report.columns import fits as columns_fit
 from spear.report.document import SCHEMA, load
 from spear.report.finding import Finding, ImageFormat, Truth
 from spear.report.from_files import invert_files
@@ -23,7 +24,7 @@ from spear.report.report import (
 from spear.report.saving import save_inputs
 from spear.report.threat import OWASP, ThreatModel
 from spear.report.truth import compare, read_batch
-from spear.report.words import ASSUMPTIONS
+from spear.report.words import ASSUMPTIONS, count
 
 __all__ = [
     "ADVICE",
@@ -47,9 +48,11 @@ __all__ = [
     "ThreatModel",
     "Truth",
     "at_least",
+    "columns_fit",
     "columns_of",
     "command_with",
     "compare",
+    "count",
     "how_to_redact",
     "invert_files",
     "load",

@@ -18,8 +18,7 @@ from spear import data as readers
 from spear.data import Column, ImageData, TabularData
 from spear.errors import InvalidFile, InvalidOption
 from spear.files import load_object, read_tensors
-from spear.report import ImageFormat
-from spear.report.columns import fits
+from spear.report import ImageFormat, columns_fit
 
 _INPUTS, _LABELS = ("inputs", "x", "X", "data", "images"), ("labels", "y", "Y", "targets")
 _FILES = (".npz", ".safetensors", ".pt", ".pth")
@@ -77,7 +76,7 @@ class PrivateData:
         if self.image_format is not None:
             self._check(self.image_format)
         if self.columns:
-            fits(self.columns, self.inputs.flatten(1))
+            columns_fit(self.columns, self.inputs.flatten(1))
 
     def _check(self, image_format: ImageFormat) -> None:
         pixels = image_format.pictures(self.inputs.flatten(1))
