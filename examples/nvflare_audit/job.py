@@ -3,8 +3,13 @@
 python examples/nvflare_audit/job.py [WORKSPACE]
 """
 
+import os
 import sys
 from pathlib import Path
+
+# Clients on one machine share its cores: with a thread for each core in every process, threads wait for
+# each other, and attacks of a second run out of time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe

@@ -191,6 +191,9 @@ def test_a_trial_whose_own_time_ran_out_counts_as_cut_short():
     assert row.cut_short
     assert not dataclasses.replace(row, seconds=1.9).cut_short
     assert not dataclasses.replace(row, stages={"guess": 1.0}).cut_short
+    early = dataclasses.replace(row, seconds=1.4, metrics={"out_of_time": True})
+    assert early.cut_short  # the search had a part of it
+    assert not dataclasses.replace(early, metrics={"out_of_time": False}).cut_short
     assert dataclasses.replace(row, seconds=0.1, status=Status.TIMED_OUT).cut_short
 
 

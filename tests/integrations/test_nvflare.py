@@ -414,13 +414,14 @@ def test_the_job_api_writes_it_into_a_config_that_makes_the_same_again(tmp_path)
     assert again.options == {"lr": LR, "epochs": 1, "sigma": 0.5}
 
 
-def simulated(script, workspace):
+def simulated(script, workspace, **threads):
     """What a job script prints, and what NVFlare's simulator logged."""
     paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     told = subprocess.run(
         [sys.executable, str(ROOT / script), str(workspace)],
         cwd=workspace,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env={**own, "PYTHONPATH": paths, **threads},
         capture_output=True,
         text=True,
         timeout=280,
@@ -444,6 +445,7 @@ def test_the_example_runs_in_nvflares_simulator_and_leaves_a_report_a_client_and
             found = spear.load(of_site(tmp_path, site) / f"round-{number}-client-{site}.json")
             assert (found.outcome, found.findings[0].batch_size) == (Outcome.EXACT, 12)
             assert min(found.findings[0].truth.psnr) > 60  # what it holds is beside it
+            assert found.versions["threads"] == "1"  # by itself: other clients need the cores
             assert f"SPEAR: round {number}, client {site}: EXACT, all 12 samples" in said
         log = tmp_path / "pictures" / site / "log.txt"
         assert f"SPEAR: round 1, client {site}: EXACT" in log.read_text()
@@ -453,7 +455,7 @@ def test_the_server_audits_differences_while_the_clients_audit_fails_in_nvflares
     tmp_path,
 ):
     pytest.importorskip("skimage", reason="needs the cli extra")
-    said = simulated("tests/support/nvflare_doors.py", tmp_path)
+    said = simulated("tests/support/nvflare_doors.py", tmp_path, OMP_NUM_THREADS="1")
     for site in ("site-1", "site-2"):
         found = spear.load(of_site(tmp_path, "server") / f"round-0-client-{site}.json")
         assert (found.outcome, found.findings[0].batch_size) == (Outcome.EXACT, 12)

@@ -217,6 +217,18 @@ def test_where_nothing_held_stronger_defences_are_next():
     assert told.mitigations == PUBLISHED  # it measured none of its own
 
 
+@pytest.mark.parametrize(
+    ("late", "command"),
+    [(2, " --max-seconds 600"), (0, " --rounds 1,4,10")],
+    ids=["time", "rounds"],
+)
+def test_where_nothing_could_be_told_the_next_command_may_tell(late, command):
+    case = Case("b = 96", Outcome.INCONCLUSIVE, "", Measured(0, 5, out_of_time=late))
+    (step,) = swept(case).advice.steps
+    assert step.command == f"spear audit --repeats 5{command}"
+    assert "Nothing held" not in step.words
+
+
 def test_many_safe_settings_are_counted():
     many = [dataclasses.replace(HELD, name=f"s{i}") for i in range(8)]
     assert "8 of 8 settings (s0; s1; s2; s3; s4; 3 more)" in safe_settings(many)

@@ -253,6 +253,7 @@ def _run_missing(
     again: bool,
 ) -> None:
     from spear.cli.reproduce import run_part
+    from spear.report import count
     from spear.sweep import work
 
     if not activity.quiet:
@@ -263,13 +264,14 @@ def _run_missing(
             f"{escape(str(private or 'photos'))}"
         )
         console.say(
-            f"{len(planned.grid.settings)} settings, {planned.repeats} private batches each; base: "
+            f"{count(len(planned.grid.settings), 'setting')}, "
+            f"{count(planned.repeats, 'private batch', 'private batches')} each; base: "
             f"{escape(planned.grid.base.words())}"
         )
         attacks, trainings = len(planned.trials()), len(planned.trainings())
         console.say(
-            f"{attacks} attacks of at most {planned.max_seconds:g} s each, and {trainings} training "
-            "runs"
+            f"{count(attacks, 'attack')} of at most {planned.max_seconds:g} s each, and "
+            f"{count(trainings, 'training run')}"
         )
     for part in planned.parts(out, again=again):
         run_part(part, work(planned), engine, activity)

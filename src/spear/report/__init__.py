@@ -24,7 +24,7 @@ from spear.report.report import (
 from spear.report.saving import save_inputs
 from spear.report.threat import OWASP, ThreatModel
 from spear.report.truth import compare, read_batch
-from spear.report.words import ASSUMPTIONS, seconds
+from spear.report.words import ASSUMPTIONS, count, seconds
 
 __all__ = [
     "ADVICE",
@@ -52,6 +52,7 @@ __all__ = [
     "columns_of",
     "command_with",
     "compare",
+    "count",
     "counts",
     "how_to_redact",
     "invert_files",

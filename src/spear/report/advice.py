@@ -211,7 +211,7 @@ def _after_findings(report: Report) -> list[Step]:
     if stopped or found.cause is Cause.INTERRUPTED:
         return [_again(report)]
     if found.cause is Cause.TIME:
-        return [_longer(report)]
+        return [_longer(_command(report))]
     if found.outcome is Outcome.INCONCLUSIVE:
         first = _rehearsed(report, found, {}, _WHICH_LAYER)
     elif found.outcome is Outcome.FAILED:
@@ -244,8 +244,7 @@ def _again(report: Report) -> Step:
     return Step("The run was stopped: run it again, to its end.")
 
 
-def _longer(report: Report) -> Step:
-    line = _command(report)
+def _longer(line: _Line | None) -> Step:
     if line is None:
         return Step(f"It ran out of time: run it again with max_seconds={_SECONDS:g} or more.")
     try:
@@ -379,12 +378,24 @@ def _more(report: Report, safe: Sequence[Case], missing: int) -> list[Step]:
         if line is None:
             return [Step(f"{words}: repeat the call with repeats={_MORE_BATCHES}.")]
         return [Step(f"{words}; those done are kept:", str(line.given("--repeats", _MORE_BATCHES)))]
+    if all(case.outcome is Outcome.INCONCLUSIVE for case in report.cases):
+        return [_answered(report, line)]
     words = "Nothing held. Try noise, and the mean of more clients:"
     if line is None:
         return [Step("Nothing held: add noise_multiplier (0, 0.1, 1) and clients (1, 4, 12).")]
     noisy = line.given("--clip", "1").given("--noise-multiplier", "0,0.1,1")
     stronger = noisy.given("--clients", "1,4,12")
     return [Step(words, str(stronger))]
+
+
+def _answered(report: Report, line: _Line | None) -> Step:
+    """What to do after a sweep in which nothing came back, and nothing could be told."""
+    if any(case.measured and case.measured.out_of_time for case in report.cases):
+        return _longer(line)
+    words = "No answer yet: several rounds of the same data may give it"
+    if line is None:
+        return Step(f"{words}. Add rounds (1, 4, 10).")
+    return Step(f"{words}:", str(line.given("--rounds", "1,4,10")))
 
 
 def _price(case: Case) -> float:

@@ -23,6 +23,7 @@ from spear.sweep import utility
 from spear.sweep.leakage import Leakage, LeakageLevel, percent, trend
 from spear.sweep.plan import Sweep
 from spear.sweep.plots import drawings
+from spear.sweep.private_data import PrivateData
 from spear.sweep.setting import Setting
 from spear.sweep.trial import BEYOND_FLAT_DB, OTHER_DB, PICTURE_DB
 
@@ -335,23 +336,7 @@ def _safe(found: Sequence[Leakage], classes: bool) -> list[Remark]:
 def _method_remarks(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
     """What the figures mean, and what they do not."""
     data = sweep.subject.samples()
-    unit = (
-        f"a picture is recognisable from {PICTURE_DB:.0f} dB PSNR on, if it also beats "
-        f"the best flat colour by {BEYOND_FLAT_DB:.0f} dB"
-        if data.image_format is not None
-        else "the data are not pictures: errors are in standard deviations of each feature, and a "
-        f"sample is recognisable from {OTHER_DB:.0f} dB on, that is within 0.32 of one"
-    )
-    told = [
-        Remark(
-            Level.NOTE,
-            "what counts",
-            f"A batch leaks if any of its samples is recognisable, exact or certified: {unit}; exact "
-            "is 60 dB. Where none does, the verdict is the attack's own: blurred if it says that "
-            "samples came back, cannot tell, or nothing recovered. Intervals are Clopper-Pearson at "
-            "95 %, over batches.",
-        )
-    ]
+    told = [_what_counts(data)]
     too_small = utility.too_small(len(data), sweep.grid.base)
     if not sweep.training.rounds or too_small:
         words = too_small or "training was switched off"
@@ -392,6 +377,24 @@ def _epsilon_remark(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:
     if any(leakage.setting.rounds > sweep.privacy.steps for leakage in found):
         words += " Where more rounds are attacked, it covers these."
     return [Remark(Level.NOTE, "epsilon", words)]
+
+
+def _what_counts(data: PrivateData) -> Remark:
+    """When a batch leaks, and what a verdict is where none does."""
+    unit = (
+        f"a picture is recognisable from {PICTURE_DB:.0f} dB PSNR on, if it also beats "
+        f"the best flat colour by {BEYOND_FLAT_DB:.0f} dB"
+        if data.image_format is not None
+        else "the data are not pictures: errors are in standard deviations of each feature, and a "
+        f"sample is recognisable from {OTHER_DB:.0f} dB on, that is within 0.32 of one"
+    )
+    return Remark(
+        Level.NOTE,
+        "what counts",
+        f"A batch leaks if any of its samples is recognisable, exact or certified: {unit}; exact is 60 "
+        "dB. Where none does, the verdict is the attack's own: blurred if it says that samples came "
+        "back, cannot tell, or nothing recovered. Intervals are Clopper-Pearson at 95 %, over batches.",
+    )
 
 
 def _over_rounds(sweep: Sweep, found: Sequence[Leakage]) -> list[Remark]:

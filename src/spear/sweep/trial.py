@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from spear.factors import combine
 from spear.federated import play_rounds, split
+from spear.judge import Cause
 from spear.metrics import EXACT_DB, psnr
 from spear.search import Progress
 from spear.sweep.setting import Setting
@@ -81,6 +82,7 @@ def metrics(compared: Compared) -> dict[str, Any]:
         "rounds_used": compared.attacked.result.rounds,
         "recognised": int(recognised(compared).sum()),
         "best": float(found.max()) if len(found) else None,
+        "out_of_time": compared.attacked.result.cause is Cause.TIME,
     }
 
 

@@ -112,7 +112,12 @@ class Row:
 
     @property
     def cut_short(self) -> bool:
-        """Did it fail, or run out of time (the engine's limit, or the setting `max_seconds`)?"""
+        """Did it fail, or run out of time (the engine's limit, or the setting `max_seconds`)?
+
+        A search has only a part of `max_seconds`, so the attack's own word counts, where a row has it.
+        """
+        if self.metrics.get("out_of_time") is True:
+            return True
         limit = self.settings.get("max_seconds")
         if self.status is not Status.DONE or limit is None or self.seconds is None:
             return self.status is not Status.DONE
