@@ -150,8 +150,8 @@ class Protocol:
         given = self.given(*LOCAL_TRAINING)
         if self.sends == "gradient" and given:
             found.append(
-                f"{', '.join(f'{{{name}}}' for name in given)} belong to local training, whose clients "
-                "send weights or a difference; a gradient needs none"
+                f"{', '.join(f'{{{name}}}' for name in given)} belong{'s' * (len(given) == 1)} to local "
+                "training, whose clients send weights or a difference; a gradient needs none"
             )
         if self.local_steps is not None and self.epochs is not None:
             found.append("expected {local_steps} or {epochs}, which say the same, not both")
