@@ -180,8 +180,8 @@ def test_theory_of_one_round_says_nothing_of_rounds():
     assert len(told) == 7
     assert told["the same for 200 neurons"] == "5.38e+07"
     words = " ".join(done.stdout.split())
-    for symbol in ("q, the least chance", "tau, the share", "A submatrix is b - 1 rows", "1e-10 (--p-fr)"):
-        assert symbol in words
+    for told in ("q, the least", "tau, the share", "A submatrix is b - 1 rows", "1e-10 (--p-fr)"):
+        assert told in words
 
 
 def test_names_are_escaped_in_the_page():

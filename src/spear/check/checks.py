@@ -412,7 +412,8 @@ def _reason(played: list[Rehearsal]) -> Reason:
     kinds: dict[str, list[str]] = {}
     for one in sorted(played, key=lambda one: _ORDER.index(one.score.recovery)):
         some = one.score.recovered
-        proof = f", {one.certified} of them proved" if some else f" ({_WHY.get(one.cause, one.cause.value)})"
+        why = _WHY.get(one.cause, one.cause.value)
+        proof = f", {one.certified} of them proved" if some else f" ({why})"
         kinds.setdefault(f"{one.score.words}{proof}", []).append(one.kind.name)
     first, *others = [
         f"{found[0].upper()}{found[1:]}: {', '.join(names)}." for found, names in kinds.items()

@@ -83,7 +83,9 @@ def theory(
     table = Table("quantity", "value", title=f"b = {b}, m = {m}")
     tau = lemmas.sparsity_threshold(m, p_fr)
     rows = {
-        "q, the least chance that a submatrix gives a direction": f"{lemmas.success_probability(b):.3g}",
+        "q, the least chance that a submatrix gives a direction": (
+            f"{lemmas.success_probability(b):.3g}"
+        ),
         "submatrices until every sample is found, wide layer": (
             f"{lemmas.expected_samples(b):.3g}"
         ),
