@@ -341,7 +341,7 @@ class _Case:
 
     def _more_time(self) -> Advice:
         words = "A search ran out of time: give it more."
-        return Advice(Action.GIVE_TIME, words, {"max_seconds": f"{10 * self.max_seconds:g}"})
+        return Advice(Action.GIVE_TIME, words, {"max_seconds": 10 * self.max_seconds})
 
     def _alone(self, stage: Stage, best: Rehearsal, reached: Exposure) -> Reason | None:
         """What one client's update gives away if the server sees it before it is summed."""
@@ -469,7 +469,7 @@ def _of_update(
         advice.append(Advice(Action.SHOW, words))
     if result.cause is Cause.TIME:
         words = "The search ran out of time: give it more."
-        advice.append(Advice(Action.GIVE_TIME, words, {"max_seconds": f"{10 * max_seconds:g}"}))
+        advice.append(Advice(Action.GIVE_TIME, words, {"max_seconds": 10 * max_seconds}))
     judged = concluded(
         reached, happened, remarks, structure, layer, protocol=protocol, advice=advice
     )
