@@ -132,8 +132,7 @@ def test_the_headline_says_so_if_only_some_kinds_of_data_came_back():
     model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 1))
     found = preflight(model, samples=5)
     assert found.verdict is Exposure.EXPOSED
-    said = "(standard normal numbers: exact; table rows, numbers and categories: "
-    assert f"; it depends on the data {said}" in found.headline
+    assert "; it depends on the data (standard normal numbers: exact; table rows" in found.headline
 
 
 def test_trained_samples_vanish_so_a_full_batch_is_not_safe():

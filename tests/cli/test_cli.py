@@ -186,9 +186,13 @@ def test_theory_of_rounds_that_cannot_be_enough():
 
 
 def test_theory_of_one_round_says_nothing_of_rounds():
-    told = cells(spear("theory", "-b", "20", "-m", "200"))
+    done = spear("theory", "-b", "20", "-m", "200")
+    told = cells(done)
     assert len(told) == 9
-    assert told["expected submatrices at m = 200"] == "5.38e+07"
+    assert told["the same for 200 neurons"] == "5.38e+07"
+    words = " ".join(done.stdout.split())
+    for told in ("q, the least", "tau, the share", "A submatrix is b - 1 rows", "1e-10 (--p-fr)"):
+        assert told in words
 
 
 def test_names_are_escaped_in_the_page():
@@ -266,18 +270,25 @@ def test_help_and_version_need_no_torch():
 
 def test_the_pages_come_with_the_command():
     docs = ROOT / "docs"
-    listed, page, linked, wrong = without_torch(
-        ["docs"], ["docs", "limits"], ["docs", "audit.md#an-example"], ["docs", "../limits2"]
+    listed, page, linked, near, wrong = without_torch(
+        ["docs"],
+        ["docs", "limits"],
+        ["docs", "audit.md#an-example"],
+        ["docs", "../limits2"],
+        ["docs", "nothing"],
     )
-    assert [line.split()[0] for line in listed[1].splitlines()] == sorted(
+    names, _, begin = listed[1].partition("\n\n")
+    assert [line.split()[0] for line in names.splitlines()] == sorted(
         path.stem for path in docs.glob("*.md")
     )
+    assert begin.strip() == "Begin with: spear docs start"
     assert "start         Am I exposed? Five minutes" in listed[1]
     assert (page[0], page[2]) == (0, "")
     assert page[1].strip() == (docs / "limits.md").read_text(encoding="utf-8").strip()
     assert linked[1].startswith("# Auditing")
-    assert wrong[0] == 2
-    assert "there is no page 'limits2': expected one of algorithm, architecture" in wrong[2]
+    assert near[0] == wrong[0] == 2
+    assert "there is no page 'limits2'. Did you mean limits?" in near[2]
+    assert "there is no page 'nothing': expected one of algorithm, architecture" in wrong[2]
 
 
 def test_a_wrong_file_name_is_told_before_torch_is_imported(tmp_path):

@@ -505,7 +505,7 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, case):
         ("--weights", weights, "--update", tmp_path / "no.pt"): "does not exist",
         ("--weights", weights, "--update", tmp_path): "is a folder: expected a file named",
         ("--update", update): "expected the weights the client was sent",
-        ("--weights", weights, "--update", update, "--lr", "0.1"): "--lr belong to local training",
+        ("--weights", weights, "--update", update, "--lr", "0.1"): "--lr belongs to local training",
         ("--weights", weights, "--after", update, "--lr", "0"): "expected --lr > 0, got 0.0",
         ("--weights", weights, "--update", other): "there is no 'conv.weight' among the weights",
         ("--weights", weights, "--update", short): "got 3",

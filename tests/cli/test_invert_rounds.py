@@ -149,7 +149,7 @@ def test_what_is_wrong_is_said_with_its_round(copied):
             "--sends",
             "grads",
         ): "expected --sends to be one of gradient, weights",
-        ("--rounds", copied, "--lr", "0.1"): "--lr belong to local training",
+        ("--rounds", copied, "--lr", "0.1"): "--lr belongs to local training",
         ("--round", weights, copied / "none.pt"): "none.pt does not exist",
     }
     for arguments, words in cases.items():

@@ -18,7 +18,7 @@ from spear import InvalidOption, Protocol
         ),
         ({"samples": 0}, "expected samples to be a whole number >= 1, got 0"),
         ({"samples": True}, "expected samples to be a whole number"),
-        ({"lr": 0.1}, "lr belong to local training"),
+        ({"lr": 0.1}, "lr belongs to local training"),
         ({"sends": "weights", "lr": -1.0}, "expected lr > 0, got -1.0"),
         ({"sends": "weights", "lr": [0.1, math.nan]}, "expected lr > 0"),
         (

@@ -157,7 +157,7 @@ def test_fedavg_weights_become_a_gradient():
     [
         ({}, InvalidOption, "neither"),
         ({"gradients": {}, "after": {}, "lr": 0.1}, InvalidOption, "both"),
-        ({"gradients": {}, "lr": 0.1}, InvalidOption, "lr belong to local training"),
+        ({"gradients": {}, "lr": 0.1}, InvalidOption, "lr belongs to local training"),
         ({"after": {}, "lr": 0.1, "epochs": 0}, InvalidOption, "epochs to be a whole number >= 1"),
         ({"after": {}, "difference": {}, "lr": 0.1}, InvalidOption, "both after= and difference="),
         ({"difference": {"nope": 1.0}, "lr": 0.1}, InvalidUpdate, "no parameter 'nope'"),

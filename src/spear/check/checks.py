@@ -341,7 +341,7 @@ class _Case:
 
     def _more_time(self) -> Advice:
         words = "A search ran out of time: give it more."
-        return Advice(Action.GIVE_TIME, words, {"max_seconds": f"{10 * self.max_seconds:g}"})
+        return Advice(Action.GIVE_TIME, words, {"max_seconds": 10 * self.max_seconds})
 
     def _alone(self, stage: Stage, best: Rehearsal, reached: Exposure) -> Reason | None:
         """What one client's update gives away if the server sees it before it is summed."""
@@ -412,11 +412,8 @@ def _reason(played: list[Rehearsal]) -> Reason:
     kinds: dict[str, list[str]] = {}
     for one in sorted(played, key=lambda one: _ORDER.index(one.score.recovery)):
         some = one.score.recovered
-        proof = (
-            f", {one.certified} of them proved"
-            if some
-            else f" ({_WHY.get(one.cause, one.cause.value)})"
-        )
+        why = _WHY.get(one.cause, one.cause.value)
+        proof = f", {one.certified} of them proved" if some else f" ({why})"
         kinds.setdefault(f"{one.score.words}{proof}", []).append(one.kind.name)
     first, *others = [
         f"{found[0].upper()}{found[1:]}: {', '.join(names)}." for found, names in kinds.items()
@@ -472,7 +469,7 @@ def _of_update(
         advice.append(Advice(Action.SHOW, words))
     if result.cause is Cause.TIME:
         words = "The search ran out of time: give it more."
-        advice.append(Advice(Action.GIVE_TIME, words, {"max_seconds": f"{10 * max_seconds:g}"}))
+        advice.append(Advice(Action.GIVE_TIME, words, {"max_seconds": 10 * max_seconds}))
     judged = concluded(
         reached, happened, remarks, structure, layer, protocol=protocol, advice=advice
     )

@@ -49,8 +49,9 @@ class CheckFiles:
     def __post_init__(self) -> None:
         if self.model is None and self.weights is None:
             raise InvalidOption(
-                "expected a model (package.module:factory), or weights to recognise one by, got "
-                "neither"
+                "expected a model ({model} package.module:factory, or file.py:factory), or weights to "
+                "recognise one by ({weights}), got neither",
+                arguments=("model", "weights"),
             )
         if self.mode not in (None, "train", "eval"):
             raise InvalidOption(f"expected the mode train or eval, got {self.mode!r}")

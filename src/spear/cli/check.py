@@ -211,7 +211,8 @@ def _show(
 
 def _how(advice: Advice, made: Report) -> str:
     """What to type, as markup."""
-    options = " ".join(f"{as_option(name)} {value}" for name, value in advice.options.items())
+    pairs = ((as_option(name), value) for name, value in advice.options.items())
+    options = " ".join(f"{o} {v:g}" if isinstance(v, float) else f"{o} {v}" for o, v in pairs)
     if options:
         return f" Add [b]{escape(options)}[/b]."
     if advice.action.name == "MEASURE":

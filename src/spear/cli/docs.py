@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Annotated
 
@@ -35,10 +36,13 @@ def docs(
         widest = max(map(len, found))
         for name, path in found.items():
             console.print(f"{name:{widest}}  {_title(path)}", markup=False, soft_wrap=True)
+        console.print("\nBegin with: spear docs start")
         return
     name = Path(page).stem  # links between pages have `audit.md#an-example`
     if name not in found:
-        raise MissingData(f"there is no page {name!r}: expected one of {', '.join(found)}")
+        near = difflib.get_close_matches(name.lower(), found, n=1)
+        meant = f". Did you mean {near[0]}?" if near else f": expected one of {', '.join(found)}"
+        raise MissingData(f"there is no page {name!r}{meant}")
     typer.echo_via_pager(found[name].read_text(encoding="utf-8"))
 
 

@@ -84,26 +84,35 @@ def theory(
     table = Table("quantity", "value", title=f"b = {b}, m = {m}")
     tau = lemmas.sparsity_threshold(m, p_fr)
     rows = {
-        "q: a submatrix gives a direction": f"{lemmas.success_probability(b):.3g}",
-        "expected submatrices, m >> b": f"{lemmas.expected_samples(b):.3g}",
-        f"expected submatrices at m = {m}": f"{lemmas.expected_samples_narrow(b, m):.3g}",
-        f"submatrices with probability 1 - {p:g}, m >> b": (
+        "q, the least chance that a submatrix gives a direction": (
+            f"{lemmas.success_probability(b):.3g}"
+        ),
+        "submatrices until every sample is found, wide layer": (
+            f"{lemmas.expected_samples(b):.3g}"
+        ),
+        f"the same for {m} neurons": f"{lemmas.expected_samples_narrow(b, m):.3g}",
+        f"enough with probability 1 - {p:g}, wide layer": (
             f"{lemmas.samples_with_high_probability(b, p, p_fr):.3g}"
         ),
-        f"tau for p_fr = {p_fr:g}": f"{tau:g}",
-        "failure even if exhaustive, paper's bound": f"{lemmas.failure_bound(b, m, p_fr):.3g}",
-        "failure even if exhaustive, approximation": (
-            f"{lemmas.failure_approximation(b, m, p_fr):.3g}"
+        "tau, the share of zeros that makes a direction": f"{tau:g}",
+        "chance that no number is enough, the paper's bound": (
+            f"{lemmas.failure_bound(b, m, p_fr):.3g}"
         ),
-        "failure even if exhaustive, at least": f"{lemmas.failure_at_least(b, m):.3g}",
+        "the same, approximately": f"{lemmas.failure_approximation(b, m, p_fr):.3g}",
+        "the same, at least": f"{lemmas.failure_at_least(b, m):.3g}",
     }
     if m <= _SUMMED:
         holds = lemmas.failure_bound_by_columns(b, m, p_fr)
-        rows["failure even if exhaustive, bound that holds"] = f"{holds:.3g}"
+        rows["the same, a bound that holds"] = f"{holds:.3g}"
     for name, value in rows.items():
         table.add_row(name, value)
     activity.pause()
     console.print(table)
+    console.say(
+        "A submatrix is b - 1 rows of the factor L, drawn at random; a wide layer has far more neurons "
+        f"than samples. tau rejects a right direction with a chance of {p_fr:g} (--p-fr). For the "
+        "paper's Algorithm 1 (--finder sampling), not for our search: spear docs algorithm."
+    )
 
 
 def _of_rounds(b: int, m: int, rounds: int, given: dict[str, Any], activity: Activity) -> None:

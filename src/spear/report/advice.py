@@ -167,13 +167,16 @@ def command_with(given: object, options: Mapping[str, Any]) -> str:
 
     >>> command_with("spear check -q --report x.html --clip 2", {"clip": 1, "noise_multiplier": 0.1})
     'spear check --clip 1 --noise-multiplier 0.1'
+    >>> command_with("spear check -b 4", {"max_seconds": 300.0})
+    'spear check -b 4 --max-seconds 300'
     """
     line = _parsed(given)
     if line is None:
         return ""
     line = line.without("-q", "--quiet").without_values("--report", "--json", "--junit", "--sarif")
     for name, value in options.items():
-        line = line.given(f"--{name.replace('_', '-')}", value)
+        text = f"{value:g}" if isinstance(value, float) else value
+        line = line.given(f"--{name.replace('_', '-')}", text)
     return str(line)
 
 

@@ -207,7 +207,8 @@ def _accepted(model: nn.Module, data: PrivateData) -> tuple[Tensor, Outputs]:
             problems.append(f"{tuple(shape)}: {str(error).splitlines()[0][:120]}")
     raise InvalidOption(
         f"the model does not take the data ({data.name}), neither as it is nor reshaped: "
-        + "; ".join(problems)
+        f"{'; '.join(problems)}. Give data that it takes ({{data}})",
+        arguments=("data",),
     )
 
 

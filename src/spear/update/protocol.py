@@ -149,9 +149,10 @@ class Protocol:
         found = []
         given = self.given(*LOCAL_TRAINING)
         if self.sends == "gradient" and given:
+            named = ", ".join(f"{{{name}}}" for name in given)
             found.append(
-                f"{', '.join(f'{{{name}}}' for name in given)} belong to local training, whose clients "
-                "send weights or a difference; a gradient needs none"
+                f"{named} belong{'s' * (len(given) == 1)} to local training, whose clients send "
+                "weights or a difference; a gradient needs none"
             )
         if self.local_steps is not None and self.epochs is not None:
             found.append("expected {local_steps} or {epochs}, which say the same, not both")
