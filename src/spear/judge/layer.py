@@ -148,6 +148,11 @@ class Recovered:
         return predicted_error(self)
 
     @cached_property
+    def shape_error(self) -> Tensor:
+        """The same but for the scale, relative to its size (b,): see `error_of_shape`."""
+        return error_of_shape(self)
+
+    @cached_property
     def precise(self) -> Tensor:
         """Per sample (b,): is its predicted error small enough to be called exact?"""
         claim = EXACT_ERROR / DEVIATIONS_TO_SPARE
