@@ -21,7 +21,7 @@ from spear.judge.layer import Recovered, bias_in_span, signs_hold, spare_rows
 from spear.judge.losses import gradients_of
 from spear.judge.replay import Fit
 from spear.judge.simulation import Simulated, scale_claimed
-from spear.search import SIGN_AGREEMENT, redundancy, smallest_singular, unit
+from spear.search import SIGN_AGREEMENT, redundancy, smallest_eigenvalues, smallest_singular, unit
 from spear.tolerances import (
     COINCIDENCE,
     DEVIATIONS_TO_SPARE,
@@ -106,6 +106,8 @@ def mix(found: Recovered, fit: Fit | None) -> Ruling:
     sound = sound & determined
     if selection.directions.side.name == "outputs":
         sound = sound & _is_determined(found)
+        if not everything:
+            sound = sound & ~_leaves_another_free(found)
         if not bool(sound.all()):
             sound = sound & unmixed(found, sound)
     return Ruling(
@@ -134,6 +136,28 @@ def _is_determined_redundantly(found: Recovered, determined: Tensor) -> Tensor:
         if int(seen.sum()) == selection.b - 1:
             twice[j] = redundancy(side, white[:, j], held[:, j]) > 0
     return twice
+
+
+def _leaves_another_free(found: Recovered) -> Tensor:
+    """Directions (b,) whose rows that are off keep a second one out by no more than noise does.
+
+    Twins in one cell leave their mean, and a difference so faint that any two mixes of them have zeros
+    to spare in rows where it drowns. Both then have nearly the same input, so that shares of one in the
+    other seem to do no harm.
+    """
+    selection, held = found.selection, found.confirmed_zero_rows
+    side, s = selection.directions.side, found.factors.singular_values
+    free = torch.zeros_like(selection.contradictions, dtype=torch.bool)
+    if found.b == 1:
+        return free
+    own = unit(selection.Q * s[:, None], 0)
+    least = smallest_eigenvalues(side.white, held.to(side.white), own) / MARGIN  # from above
+    clear = least > (side.noise_of_rows / s.min()).square()
+    for j in (~clear).nonzero().flatten().tolist():
+        found.factors.check_time()
+        rows = side.basis[held[:, j]]
+        free[j] = len(rows) < found.b - 1 or smallest_singular(rows)[1] <= side.noise_of_rows
+    return free
 
 
 def _is_determined(found: Recovered) -> Tensor:
