@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from spear import theory
 from spear.factors import Factors
 from spear.judge.causes import Cause
-from spear.judge.layer import Recovered, bias_in_span, signs_hold, spare_rows
+from spear.judge.layer import (
+    SINGLE_PRECISION_FROM,
+    Recovered,
+    bias_in_span,
+    signs_hold,
+    spare_rows,
+)
 from spear.judge.losses import gradients_of
 from spear.judge.replay import Fit
 from spear.judge.simulation import Simulated, scale_claimed
@@ -150,9 +156,12 @@ def _leaves_another_free(found: Recovered) -> Tensor:
     free = torch.zeros_like(selection.contradictions, dtype=torch.bool)
     if found.b == 1:
         return free
-    own = unit(selection.Q * s[:, None], 0)
-    least = smallest_eigenvalues(side.white, held.to(side.white), own) / MARGIN  # from above
-    clear = least > (side.noise_of_rows / s.min()).square()
+    # Single precision is enough to see which are far from it.
+    white = side.white.float() if found.b > SINGLE_PRECISION_FROM else side.white
+    own = unit(selection.Q * s[:, None], 0).to(white)
+    least = smallest_eigenvalues(white, held.to(white), own) / MARGIN  # from above
+    rounding = torch.finfo(white.dtype).eps * len(white)
+    clear = least > max(float(side.noise_of_rows / s.min()) ** 2, rounding)
     for j in (~clear).nonzero().flatten().tolist():
         found.factors.check_time()
         rows = side.basis[held[:, j]]
