@@ -13,9 +13,9 @@ from spear.tolerances import GAP, MIN_ROUNDINGS_ABOVE, ROUNDING_VARIANCE
 from spear.update import LayerUpdate, double
 
 _MIN_SAMPLE_GAP = 1.05  # times the next value: 1.01 is usual from one value of noise to the next
-# Fewer values do not tell noise from a batch (`_gaussian_from` was measured from 40 x 60 on): of 786
-# clean batches in 20 rows or fewer, 100 seemed to be nothing but noise.
-_FEWEST_VALUES = 40
+# Fewer values do not tell noise from a batch (`_gaussian_from` was measured from 40 x 60 on). Of 786
+# clean batches in 20 rows or fewer, 100 seemed to be nothing but noise, and 1 of 351 in 25 or 30.
+_FEWEST_VALUES = 30
 
 # Expected to measured energy of rounding, either way: 0.6 to 1.3 for weights subtracted (bags of words
 # at rates of 1e-5 to 0.1), up to 2 where the client's own sums add to it.
