@@ -108,10 +108,20 @@ def test_samples_end_where_the_spectrum_falls_or_a_little_before():
     assert _before_a_drop(drops(30), 1) == 0
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_few_rows_of_a_clean_batch_are_not_called_noise(rows, seed):
+    """As many samples as rows, or more, leave no gap; so few values look like noise by chance."""
+    generator = torch.Generator().manual_seed(seed)
+    D = torch.randn(rows, 2 * rows, generator=generator, dtype=torch.float64)
+    X = torch.randn(2 * rows, 100, generator=generator, dtype=torch.float64)
+    assert batch_size_from(torch.linalg.svdvals(D @ X), rows, 100, 1e-7) is None
+
+
 def test_noise_that_is_not_gaussian_keeps_to_its_edge_too():
     """Values that are all the same, as of some quantised noise, and samples five times above it."""
-    assert size_of((3, 5.0), (17, 1.0)) == 3
-    assert size_of((3, 1.3), (17, 1.0)) != 3
+    assert size_of((3, 5.0), (37, 1.0), shape=(40, 40)) == 3
+    assert size_of((3, 1.3), (37, 1.0), shape=(40, 40)) != 3
 
 
 # Gaussian noise, by its moments

@@ -504,3 +504,22 @@ def test_twins_in_one_trace_are_no_sample():
     planted = planted_net(x, torch.ones(2, 1), 1, loss=loss, width=300, seed=1)
     result = spear.invert(bare(planted.view))
     assert (result.outcome, result.cause) == (Outcome.APPROXIMATE, Cause.MERGED)
+
+
+@pytest.mark.parametrize("seed", [13, 14])
+def test_mixes_of_twins_are_no_samples(seed):
+    """A sample and its twin on the same neurons: their difference shows a little, and two mixes of them
+    have zeros to spare in rows where it drowns. Both inputs were all but their mean."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(4, 200, generator=generator)
+    x = torch.cat([x, x[:1] + 0.02 * torch.randn(1, 200, generator=generator)])
+    y = torch.randint(5, (4,), generator=generator)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 5))
+    targets = nn.functional.one_hot(torch.cat([y, y[:1]]), 5).float()
+    result = spear.invert(bare(spear.observe(model, fedsgd(model, x, targets, nn.MSELoss()))))
+    error = torch.cdist(result.inputs.double(), x.double()).min(1).values / 200**0.5
+    assert float(error.max()) > 5e-3
+    assert (result.outcome, int(result.certified.sum())) == (Outcome.PARTIAL, 3)
+    assert float(error[result.certified].max()) < 1e-4

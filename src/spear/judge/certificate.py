@@ -46,6 +46,7 @@ class Certificate:
     certified: Tensor  # (b,) bool
     proof: Proof
     predicted_error: Tensor  # (b,) standard deviation of an input's error
+    shape_error: Tensor  # (b,) the same but for its scale, relative to its size
     precise: Tensor  # (b,) bool: is that error small enough to speak of exact?
     labels: Tensor | None  # (b,) int64, -1 where no label matched; None without a model
     whole: bool  # all samples certified, and as many as were told
@@ -319,7 +320,17 @@ def _unfit(found: Recovered, fit: Fit) -> Certificate:
 def _unproved(found: Recovered, cause: Cause, doubts: tuple[str, ...]) -> Certificate:
     no = torch.zeros_like(found.precise)
     return Certificate(
-        no, Proof.NONE, found.error, found.precise, None, False, cause, doubts, (), ""
+        no,
+        Proof.NONE,
+        found.error,
+        found.shape_error,
+        found.precise,
+        None,
+        False,
+        cause,
+        doubts,
+        (),
+        "",
     )
 
 
@@ -355,6 +366,7 @@ def _composed(
         certified,
         proof,
         found.error,
+        found.shape_error,
         found.precise,
         labels,
         whole,

@@ -35,7 +35,7 @@ _BOUNDED_FROM = 256  # samples beyond which b factorisations take longer than al
 _EIGENVALUE_MARGIN = (
     0.6  # inverse iteration comes from above: 1.3 times the true one at most (256 of 2000)
 )
-_SINGLE_PRECISION_FROM = 64  # samples from which shares are computed in single precision
+SINGLE_PRECISION_FROM = 64  # samples from which shares are computed in single precision
 _AT_ONCE = 1 << 24  # entries of the largest tensor: 128 MB in float64
 
 
@@ -146,6 +146,11 @@ class Recovered:
     def error(self) -> Tensor:
         """Standard deviation of the error of an input, per sample (b,): see `predicted_error`."""
         return predicted_error(self)
+
+    @cached_property
+    def shape_error(self) -> Tensor:
+        """The same but for the scale, relative to its size (b,): see `error_of_shape`."""
+        return error_of_shape(self)
 
     @cached_property
     def precise(self) -> Tensor:
@@ -296,7 +301,7 @@ def mixing_errors(found: Recovered) -> Tensor:
     factors, selection = found.factors, found.selection
     side, s = selection.directions.side, factors.singular_values
     # The columns are orthonormal, so single precision is enough where b^4 multiplications matter.
-    dtype = torch.float32 if selection.b > _SINGLE_PRECISION_FROM else torch.float64
+    dtype = torch.float32 if selection.b > SINGLE_PRECISION_FROM else torch.float64
     basis, off = side.white.to(dtype), found.confirmed_zero_rows.T.to(dtype)  # (rows, b), (b, rows)
     own = unit(selection.Q * s[:, None], 0).T.to(dtype)  # (b, b): unit rows, however small Q is
     c = selection.C / s  # in white coordinates

@@ -18,10 +18,16 @@ from spear import theory
 from spear.factors import Factors
 from spear.judge.causes import Cause
 from spear.judge.fit import Fit
-from spear.judge.layer import Recovered, bias_in_span, signs_hold, spare_rows
+from spear.judge.layer import (
+    SINGLE_PRECISION_FROM,
+    Recovered,
+    bias_in_span,
+    signs_hold,
+    spare_rows,
+)
 from spear.judge.losses import gradients_of
 from spear.judge.simulation import Simulated, scale_claimed
-from spear.search import SIGN_AGREEMENT, redundancy, smallest_singular, unit
+from spear.search import SIGN_AGREEMENT, redundancy, smallest_eigenvalues, smallest_singular, unit
 from spear.tolerances import (
     COINCIDENCE,
     DEVIATIONS_TO_SPARE,
@@ -110,6 +116,8 @@ def mix(found: Recovered, fit: Fit | None) -> Ruling:
     sound = sound & determined
     if selection.directions.side.name == "outputs":
         sound = sound & _is_determined(found)
+        if not everything:
+            sound = sound & ~_leaves_another_free(found)
         if not bool(sound.all()):
             sound = sound & unmixed(found, sound)
     return Ruling(
@@ -138,6 +146,31 @@ def _is_determined_redundantly(found: Recovered, determined: Tensor) -> Tensor:
         if int(seen.sum()) == selection.b - 1:
             twice[j] = redundancy(side, white[:, j], held[:, j]) > 0
     return twice
+
+
+def _leaves_another_free(found: Recovered) -> Tensor:
+    """Directions (b,) whose rows that are off keep a second one out by no more than noise does.
+
+    Twins in one cell leave their mean, and a difference so faint that any two mixes of them have zeros
+    to spare in rows where it drowns. Both then have nearly the same input, so that shares of one in the
+    other seem to do no harm.
+    """
+    selection, held = found.selection, found.confirmed_zero_rows
+    side, s = selection.directions.side, found.factors.singular_values
+    free = torch.zeros_like(selection.contradictions, dtype=torch.bool)
+    if found.b == 1:
+        return free
+    # Single precision is enough to see which are far from it.
+    white = side.white.float() if found.b > SINGLE_PRECISION_FROM else side.white
+    own = unit(selection.Q * s[:, None], 0).to(white)
+    least = smallest_eigenvalues(white, held.to(white), own) / MARGIN  # from above
+    rounding = torch.finfo(white.dtype).eps * len(white)
+    clear = least > max(float(side.noise_of_rows / s.min()) ** 2, rounding)
+    for j in (~clear).nonzero().flatten().tolist():
+        found.factors.check_time()
+        rows = side.basis[held[:, j]]
+        free[j] = len(rows) < found.b - 1 or smallest_singular(rows)[1] <= side.noise_of_rows
+    return free
 
 
 def _is_determined(found: Recovered) -> Tensor:

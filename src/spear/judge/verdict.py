@@ -16,7 +16,7 @@ from spear.factors import Factors
 from spear.judge.causes import Cause
 from spear.judge.certificate import Certificate
 from spear.judge.failures import inputs_moved, too_narrow, why_no_gap, why_noisy, why_not_found
-from spear.judge.layer import Recovered, error_of_shape, recognisable
+from spear.judge.layer import recognisable
 from spear.judge.selection import Selection
 from spear.tolerances import LIKELY_MATCH
 from spear.update import ENTRYWISE, LayerUpdate
@@ -120,7 +120,7 @@ def of_samples(
         reason = f"{count} of {b} samples certified; {first}"
         return Verdict(Outcome.PARTIAL, cause, reason, (*doubts, *ended.details))
     if factors.noisy and not bool(certificate.precise.any()):
-        reached = _of_noisy_samples(factors, selection, certificate, inputs)
+        reached = _of_noisy_samples(factors, certificate, inputs)
         return reached.with_details(*_unresolved(factors))
     dropped = selection.only_extra_zeros and selection.match < 1
     if selection.match >= LIKELY_MATCH or selection.only_extra_zeros:
@@ -148,17 +148,15 @@ def _likely(factors: Factors, certificate: Certificate) -> str:
     return "likely exact" + " but for the scale" * (certificate.cause is Cause.SCALE)
 
 
-def _of_noisy_samples(
-    factors: Factors, selection: Selection, certificate: Certificate, inputs: Tensor
-) -> Verdict:
+def _of_noisy_samples(factors: Factors, certificate: Certificate, inputs: Tensor) -> Verdict:
     """With too much noise for anything exact: is anything recognisable?"""
     error = certificate.predicted_error
     known = recognisable(error, inputs)
     unit = f"about {float(error[known].median()):.1e} per input"
     # The scale hangs on one number and its noise: the shape of a sample may show although it drowns.
-    found = Recovered(factors, selection)
-    shape = error_of_shape(found)
-    shown = recognisable(shape, found.X / found.sizes[:, None])
+    shape = certificate.shape_error
+    sizes = inputs.double().square().mean(1, keepdim=True).sqrt()
+    shown = recognisable(shape, inputs.double() / sizes)
     if int(shown.sum()) > int(known.sum()):
         known = shown
         unit = (
