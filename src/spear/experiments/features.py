@@ -64,10 +64,11 @@ NOTES = (
     f"recovered worst, by {COMMON['inversion']} steps of feature inversion (FI) in bfloat16. Both "
     "attacks start at a blurred guess from their features, which ridge regression learns on "
     f"{COMMON['photos']} other photos. The paper then matches gradients, which takes minutes a step "
-    "here and is left out: our LPIPS (AlexNet) is to be read line against line, not against the paper's.",
-    "Weights: total variation 1 for both attacks; on a photo outside the first ten batches 0.2 gave the "
-    "same LPIPS. The cocktail party attack's weight of independence, 0.3, was chosen on a batch against "
-    "the truth.",
+    "here and is left out: our LPIPS (AlexNet) is to be read line against line, not against the "
+    "paper's.",
+    "Weights: total variation 1 for both attacks; on a photo outside the first ten batches 0.2 gave "
+    "the same LPIPS. The cocktail party attack's weight of independence, 0.3, was chosen on a batch "
+    "against the truth.",
 )
 
 
