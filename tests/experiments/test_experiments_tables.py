@@ -6,8 +6,11 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
+from spear.experiments import features
 from spear.experiments.common import catalogue
+from spear.experiments.common.batches import images
 from spear.experiments.common.drawing import latex, markdown
 from spear.trials import Status, Trial
 from support.experiment_rows import case, row, trials
@@ -292,3 +295,19 @@ def test_a_prior_is_shown_where_there_is_noise():
     (table,) = drawn("dpsgd", with_prior).tables
     column = table.columns.index("PSNR ours with the prior")
     assert [line[column] for line in table.rows] == ["–"] * 6 + ["44.5 ± 0"] * 20
+
+
+def test_the_first_guess_of_an_image_is_learnt_on_other_photos(data_root):
+    """Nearer to the photos than grey is, and not from the batch's own."""
+    settings = {"data": "tiny_imagenet", "b": 16, "photos": 150}
+    pool, seen, _ = features.others(data_root, "tiny_imagenet", 150)
+    photos, _ = images(data_root, "tiny_imagenet").batch(pool[:16].tolist())  # as seed 0 draws them
+
+    def error(seed):
+        guesses = [
+            features.first_guess(case(settings, seed, data_root), f[None]) for f in seen[:16]
+        ]
+        return float((torch.cat(guesses).flatten(1) - photos).square().mean())
+
+    grey = float(photos.square().mean())
+    assert error(1) < error(0) < 0.95 * grey  # seed 1 draws others, and so learns on these
