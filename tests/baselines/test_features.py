@@ -120,6 +120,24 @@ def test_same_seed_same_images():
     assert not torch.equal(run(features, 0), run(features, 1))
 
 
+def test_inversion_starts_where_it_is_told():
+    before = network_before(small_convolutions(), "3")
+    x = torch.rand(2, 1, 8, 8, generator=seeded(1))
+    near = (x + 0.02 * torch.randn(x.shape, generator=seeded(2))).clamp(0, 1)
+    kept = near.clone()
+    options = FeatureInversion(iterations=1, lr=1e-6, total_variation=0)
+    known = {"shape": (1, 8, 8), "bounds": (0.0, 1.0), "options": options}
+    found = invert_features(before, before(x).detach(), initial=near.flatten(1), **known)
+    assert torch.allclose(found.inputs, near.flatten(1), atol=1e-3)
+    assert torch.equal(near, kept)
+    beyond = invert_features(before, before(x).detach(), initial=near + 5, **known)
+    assert float(beyond.inputs.max()) <= 1
+    with pytest.raises(InvalidOption, match="expected initial inputs"):
+        invert_features(before, before(x).detach(), initial=near[:1], **known)
+    with pytest.raises(InvalidOption, match="finite initial"):
+        invert_features(before, before(x).detach(), initial=near * math.nan, **known)
+
+
 def test_images_are_smoother_where_high_frequencies_move_in_smaller_steps():
     """Of the images with these features, which are blind to the finest detail."""
     torch.manual_seed(0)

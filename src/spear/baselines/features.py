@@ -27,6 +27,7 @@ from spear.baselines.attack import (
     Clock,
     approximate,
     bound_problems,
+    started_from,
     total_variation,
 )
 from spear.errors import InvalidOption
@@ -75,6 +76,7 @@ def invert_features(
     shape: Sequence[int],
     bounds: Bounds | None = None,
     options: FeatureInversion | None = None,
+    initial: Tensor | None = None,
     generator: torch.Generator | None = None,
     max_seconds: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -88,6 +90,7 @@ def invert_features(
         shape: of one image, such as (3, 224, 224).
         bounds: lowest and highest value of an input, see `pixel_bounds`; images stay within.
         options: iterations and weights.
+        initial: images (k, ...) to start from; nearly grey ones unless given.
         generator: randomness of the start.
         max_seconds: stop after this long and return the images as they are. Ctrl-C does the same.
         on_progress: called with a `Progress` a few times a second.
@@ -114,7 +117,10 @@ def invert_features(
         waves = _Waves.of(sizes, options.decay, wanted)
         grey = waves.parameters(wanted.new_zeros(len(wanted), *sizes))
         start = torch.randn(grey.shape, generator=generator, device=generator.device)
-        P = (_START * start.to(grey)).requires_grad_()
+        P = _START * start.to(grey)
+        if initial is not None:
+            P = waves.parameters(_within(started_from(initial, waves.images(P)), bounds))
+        P.requires_grad_()
         distance = _distance(network, wanted)
         _try(distance, waves.images(P))
         try:
