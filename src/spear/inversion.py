@@ -570,7 +570,7 @@ def _checked(
         )
     if isinstance(finder, str):
         return finder_named(finder)
-    if isinstance(finder, type) or (callable(finder) and not hasattr(finder, "search")):
+    if isinstance(finder, type) or not (hasattr(finder, "search") or hasattr(finder, "satisfied")):
         raise InvalidOption(f"expected a finder such as SamplingFinder(), got {finder!r}")
     return made_finder(finder, "the finder")
 
