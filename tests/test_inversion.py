@@ -150,10 +150,10 @@ def test_ctrl_c_returns_what_was_found():
 
 
 def test_throw_raises_with_the_result():
-    planted = plant(30, m=200, n=100)
+    planted = plant(60, m=200, n=100)
     with pytest.raises(NotExact, match="INCONCLUSIVE") as caught:
-        spear.invert(planted.view, finder="sampling", max_seconds=2, throw=True)
-    assert caught.value.result.batch_size == 30
+        spear.invert(planted.view, finder="sampling", max_seconds=1, throw=True)
+    assert caught.value.result.batch_size == 60
     assert caught.value.result.cause is Cause.TIME
     assert spear.invert(plant(3).view, throw=True).outcome is Outcome.EXACT
 
