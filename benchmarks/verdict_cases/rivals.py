@@ -71,9 +71,15 @@ def _merged(case: Case, D: Tensor, X: Tensor, group: tuple[int, ...]) -> list[Ri
 
 
 def _second(D: Tensor, X: Tensor) -> float:
-    """The second singular value of D^T X."""
+    """The second singular value of D^T X, or zero if it is no more than float64 leaves of the first."""
     product = torch.linalg.qr(D.T).R @ torch.linalg.qr(X.T).R.T
-    return float(torch.linalg.svdvals(product)[1])
+    first, second = torch.linalg.svdvals(product)[:2]
+    return float(second) if second > _left(first) else 0.0
+
+
+def _left(size: Tensor) -> float:
+    """What float64 leaves of zero in a product of this size."""
+    return 10 * torch.finfo(torch.float64).eps * float(size)
 
 
 def _on(case: Case, row: Tensor, column: Tensor) -> bool:
@@ -81,5 +87,5 @@ def _on(case: Case, row: Tensor, column: Tensor) -> bool:
     weight, bias = case.view.weight.double(), case.view.bias.double()
     z = weight @ row[:-1] + bias
     slack = 1e-5 * float(z.abs().max())
-    live = column.abs() * float(row.norm()) > case.rounding
+    live = column.abs() * float(row.norm()) > max(case.rounding, _left(column.norm() * row.norm()))
     return bool((z[live] > -slack).all())
