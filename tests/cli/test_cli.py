@@ -336,5 +336,6 @@ def test_ctrl_c_while_modules_are_imported(module, words, tmp_path):
         process.send_signal(signal.SIGINT)
         told = process.stderr.read().splitlines()
     assert process.returncode == 130, told
-    assert [line for line in told if not line.startswith("import time:")] == words
+    progress = ("import time:", "spear: loading PyTorch")  # the latter where that takes seconds
+    assert [line for line in told if not line.startswith(progress)] == words
     assert not any(tmp_path.iterdir())
