@@ -194,7 +194,7 @@ def test_expected_times_are_those_of_the_rows():
 def test_the_list_says_how_long(tmp_path):
     shown = in_this_process("reproduce", "--list", "--results", tmp_path).stdout
     lines = {line.split()[0]: line for line in shown.splitlines() if line}
-    assert re.search(r"Table 3 +\d+ min +[\d.]+ h ", lines["main"])
+    assert re.search(r"Table 3 +\d+ min +[\d.]+ (h|min) ", lines["main"])
     assert re.search(r"Figure 3 +0 s +0 s ", lines["failure"])
     # It is drawn from the rows of main, which are run first.
     assert lines["error_bars"].split()[3:7] == lines["main"].split()[3:7]

@@ -32,6 +32,15 @@ def test_verdicts_are_right(family, data_root, monkeypatch):
         assert not found["certified_wrong"], (door, case.settings, found, result.reason)
 
 
+def test_a_trace_is_no_sample_beside_a_part_of_it_that_switches_on_a_neuron_more(
+    data_root, monkeypatch
+):
+    """Two classes: three samples leave one trace, and one of them a fainter one in a neuron of its own."""
+    monkeypatch.setenv("SPEAR_DATA", str(data_root))
+    case = verdict_cases.case("one cell", 791002)
+    assert not spear.invert(case.bare).certified.any()
+
+
 @pytest.mark.parametrize("family", sorted(set(verdict_cases.FAMILIES) - MORE))
 def test_the_truth_is_what_was_sent(family, data_root, monkeypatch):
     monkeypatch.setenv("SPEAR_DATA", str(data_root))

@@ -707,7 +707,8 @@ def _difference_shows(found: Recovered) -> Tensor:
     """Which samples (b,) may be two in one trace, whose difference is what stands out beside it?
 
     It is zero where both are off. What was left out as too faint is that for no sample whose zeros, in
-    all that stands out, leave no second direction free.
+    all that stands out, leave no second direction free, unless a neuron among them shows an input that
+    is on wherever this sample is: then it may be a part of it that switches on a neuron more.
     """
     extra = _extra_singular_value(found.factors)
     shows = torch.full((found.b,), extra, device=found.selection.C.device)
@@ -721,8 +722,22 @@ def _difference_shows(found: Recovered) -> Tensor:
         free = int(zeros.sum()) < enough or (
             smallest_singular(side.basis[zeros])[1] <= side.noise_of_rows
         )
-        shows[i] |= free
+        shows[i] |= free or _on_where_it_is(found, zeros, side.basis.norm(dim=1))
     return shows
+
+
+def _on_where_it_is(found: Recovered, zeros: Tensor, loudness: Tensor) -> bool:
+    """Is the input that the loudest of these rows (live,) shows on in all the others?"""
+    factors, view = found.factors, found.view
+    if view.rounds is not None or not view.has_bias:
+        return False
+    live = factors.live_rows.nonzero().flatten()
+    row = live[(loudness * zeros).argmax()]
+    if not bool(factors.bias_grad[row].abs() > 0):
+        return False
+    x = view.weight_grad[row].double() / factors.bias_grad[row]
+    z = view.weight.double() @ x + view.bias.double()
+    return bool((z[live[~zeros]] > 0).all())
 
 
 def _extra_singular_value(factors: Factors) -> bool:
