@@ -35,7 +35,7 @@ def test_verdicts_are_right(family, data_root, monkeypatch):
 def test_a_trace_is_no_sample_beside_a_part_of_it_that_switches_on_a_neuron_more(
     data_root, monkeypatch
 ):
-    """Two classes: three samples leave one trace, and one of them a fainter one in a neuron of its own."""
+    """Two classes: three samples leave one trace, and one of them a fainter one in a neuron more."""
     monkeypatch.setenv("SPEAR_DATA", str(data_root))
     case = verdict_cases.case("one cell", 791002)
     assert not spear.invert(case.bare).certified.any()
