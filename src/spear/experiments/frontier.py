@@ -353,9 +353,8 @@ def draw(rows: Mapping[str, Rows]) -> Section:
     note = (
         "Exact: every sample at 60 dB or more. To oracle: how far the mean PSNR of a batch lies at "
         "most below that of one who knows every ReLU pattern. The last column compares the time of "
-        "both finders on the same batches. Rows of engine `local, 2 threads` were run by an earlier "
-        "`spear bench`, two threads a batch, and converted: their values are as measured. `spear "
-        "bench` takes other settings, and also shows the time by stage and the memory."
+        "both finders on the same batches. `spear bench` takes other settings, and also shows the time "
+        "by stage and the memory."
     )
     plot = Plot("frontier", lambda: figure(own), caption)
     return Section([frontier_table(own)], [plot], notes=[note, verdicts(own)])
